@@ -236,7 +236,8 @@ def _read_assistant(content: str | list[JsonDict], place: str, calls: EarlierCal
     given_ids: list[str] = []
     for n, plain in enumerate(blocks):
         where = f"{place}.content[{n}]"
-        block = check(plain, _FORMS.get(plain.get("type"), _AnyBlock), where)
+        kind = plain.get("type")
+        block = check(plain, _FORMS.get(kind, _AnyBlock) if isinstance(kind, str) else _AnyBlock, where)
         if isinstance(block, _UseBlock):
             if block.id in given_ids:
                 raise UserValueError(f"{where}.id: another call of the message has the id {block.id!r}, too")

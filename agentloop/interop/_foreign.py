@@ -7,7 +7,7 @@ of any tool here. What it returns becomes text or parts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, Unpack
@@ -29,9 +29,9 @@ from agentloop.tools import FunctionTool, RawBody, ToolOptions
 def from_langchain(tool: Any, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
     """Return a tool of LangChain (a `BaseTool`) as a tool.
 
-    It checks its arguments by itself, and an error that it raises, or says by its status, goes to the model. A tool of
-    a sync function, or of a class without an async body, runs in a thread. A thread can't be stopped, so such a tool
-    takes no timeout.
+    It checks its arguments by itself, except that none is taken which its schema hides from models, as an
+    `InjectedToolArg`. An error that it raises, or says by its status, goes to the model. A tool of a sync function, or
+    of a class without an async body, runs in a thread. A thread can't be stopped, so such a tool takes no timeout.
 
     Cancellation: that of LangChain; a thread is waited for. LangChain needs asyncio for its async tools: on trio their
     calls fail.
@@ -76,7 +76,11 @@ def from_langchain(tool: Any, **options: Unpack[ToolOptions]) -> FunctionTool[An
             raise UserError(f"tool {name!r}: async tools of LangChain run on asyncio only")
         return _read_langchain(await tool.ainvoke(given))
 
-    return _make(name, tool.description, _schema_of(tool.tool_call_schema), call, None, {}, options)
+    shown = tool.tool_call_schema
+    schema = _schema_of(shown)
+    # A class shows all but what isn't for models to choose, as an `InjectedToolArg`. A schema as a dict hides nothing.
+    check = None if isinstance(shown, Mapping) else partial(_find_hidden, schema.get("properties", {}))
+    return _make(name, tool.description, schema, call, check, {}, options)
 
 
 def from_pydantic_ai(tool: Any, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
@@ -115,7 +119,7 @@ def from_pydantic_ai(tool: Any, **options: Unpack[ToolOptions]) -> FunctionTool[
         _refuse_timeouts(name, options)
 
     async def call(ctx: ToolContext[Any], text: str) -> Any:
-        arguments = schema.validator.validate_python(parse_object(text, JsonLimits(), tool=name))
+        arguments = _validate(schema.validator, parse_object(text, JsonLimits(), tool=name))
         try:
             return _read_pydantic_ai(await schema.call(arguments, _make_context(tool, ctx) if tool.takes_ctx else None))
         except Exception as error:
@@ -188,6 +192,10 @@ def _schema_of(given: Any) -> dict[str, Any]:
     return {word: value for word, value in given.items() if word not in ("title", "description")}
 
 
+def _find_hidden(shown: Collection[str], arguments: Mapping[str, Any]) -> str | None:
+    return next((f"$: {name!r} isn't expected" for name in arguments if name not in shown), None)
+
+
 def _read_langchain(answer: Any) -> Any:
     """Return what a tool has returned, or the content of its message."""
     content = getattr(answer, "content", answer)
@@ -222,9 +230,14 @@ def _options_of(tool: Any) -> dict[str, Any]:
     return {option: value for option, value in found.items() if value}
 
 
+def _validate(validator: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the values of *arguments*, read as from JSON: only there a strict model takes a date as text."""
+    return validator.validate_json(json.dumps(dict(arguments)))
+
+
 def _find_faults(validator: Any, arguments: Mapping[str, Any]) -> str | None:
     try:
-        validator.validate_python(dict(arguments))
+        _validate(validator, arguments)
     except ValueError as error:  # pydantic's own is one of these
         found: Any = error
         faults: list[Any] = found.errors() if hasattr(found, "errors") else []

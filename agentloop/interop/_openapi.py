@@ -7,7 +7,8 @@ request from the arguments as the document says, and reads a bounded answer.
 Decisions:
 
 The application gives the client. It has the keys, proxies and certificates of the service, and its tests have another
-transport; what the document says about security isn't read, because a model must not choose credentials.
+transport; what the document says about security isn't read, because a model must not choose credentials. So a
+parameter that the client itself sends, as a key in a header, is no argument either.
 
 An operation that can't be written here (a body of a form with files, a reference to another document) is left out
 with a warning: a document of a thousand operations is of use without one of them.
@@ -15,21 +16,24 @@ with a warning: a document of a thousand operations is of use without one of the
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
 import logging
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import anyio
 import attrs
 
 from agentloop._common.checks import FIELDS, NAMES, optional
 from agentloop._common.errors import AnswerError, UserError, UserTypeError, UserValueError
-from agentloop._common.naming import MOST_NAME, usable_names
+from agentloop._common.naming import MOST_NAME, number_names, usable_names
 from agentloop._schema.json_check import check_schema, find_violation
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
@@ -83,8 +87,9 @@ class OpenAPITools:
 
     Attributes:
         spec: The document, read from its JSON or YAML: OpenAPI 3.0 or 3.1.
-        client: Makes the requests, with the service's keys as its headers or `auth`. You close it. It has to be one of
-            the event loop that the run is in.
+        client: Makes the requests, with the service's keys as its headers, `params` or `auth`. What it has as headers
+            and `params` when the source is made is no argument of a tool. You close it. It has to be one of the event
+            loop that the run is in.
         base_url: The address that paths are below; None takes the client's, else the first of the document's servers,
             to which the client's keys go then.
         filter, prefix, namespace, options: As for `ToolSelection`: which operations, and the application's policy
@@ -152,7 +157,9 @@ class OpenAPITools:
             raise UserValueError(f"{self.name}: base_url: neither the client nor the document has one; got {base!r}")
         found = list(document.list_operations())
         most = max(MOST_NAME - len(self.prefix), _LEAST_NAME)
-        names = usable_names([each.name for each in found], most)
+        numbered = number_names(each.name for each in found)
+        # With a space, which no usable name has: so none that is in the document is taken.
+        names = usable_names([f"{name} {earlier + 1}" if earlier else name for name, earlier in numbered], most)
         for name, each in zip(names, found, strict=True):
             try:
                 if name is None:
@@ -162,7 +169,7 @@ class OpenAPITools:
                 logger.warning("%s: %s %s is left out: %s", self.name, each.method.upper(), each.path, reason)
 
     def _make(self, name: str, found: _APIOperation, document: _Document, base: str) -> FunctionTool[Any]:
-        request = _Request(found, document)
+        request = _Request(found, document, self._find_own())
         schema = request.schema
 
         async def call(ctx: ToolContext[Any], text: str) -> str | tuple[Part, ...]:
@@ -170,7 +177,7 @@ class OpenAPITools:
 
         return FunctionTool(
             name=name,
-            description="\n\n".join(filter(None, map(found.data.get, ("summary", "description")))),
+            description="\n\n".join(str(one) for one in map(found.data.get, ("summary", "description")) if one),
             params_json_schema=schema,
             body=RawBody(call, _make_check(name, schema)),
             on_invoke_tool=call,
@@ -178,6 +185,11 @@ class OpenAPITools:
             timeout=self.timeout,
             reads_only=found.method in _READS,
         )
+
+    def _find_own(self) -> set[tuple[str, str]]:
+        """Return the places and names of what the client sends itself, such as keys: no model chooses these."""
+        headers, query = self.client.headers, self.client.params
+        return {("header", name.lower()) for name in headers} | {("query", name) for name in query}
 
     async def _send(self, request: _Request, base: str, arguments: JsonDict) -> str | tuple[Part, ...]:
         written = request.write(arguments)
@@ -191,8 +203,8 @@ class OpenAPITools:
         )
         data = await _read_at_most(response, self.max_bytes + 1)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.is_success and len(data) <= self.max_bytes and (part := read_media(kind, data)) is not None:
-            return (part,)
+        if response.is_success and (part := read_media(kind, data)) is not None:
+            return (part,) if len(data) <= self.max_bytes else f"[{kind} of more than {self.max_bytes:,} bytes]"
         text = _read_text(data[: self.max_bytes], response.encoding)
         if len(data) > self.max_bytes:
             text += f"\n[only the first {self.max_bytes:,} bytes were read]"
@@ -208,17 +220,29 @@ class OpenAPITools:
 _CLOSE_TIMEOUT = 2.0
 _MOST_READ_AHEAD = 100
 """The most pieces of an answer that may come after it was closed."""
+_PACKINGS = ("gzip", "x-gzip", "deflate")
 
 
 async def _read_at_most(response: httpx.Response, most: int) -> bytes:
-    """Return the first bytes of the body, unpacked, and close the response."""
-    pieces: Any = response.aiter_bytes()
+    """Return the first bytes of the body, unpacked, and close the response.
+
+    The client would unpack each piece as a whole, which may be a thousand times as long. What it has read already, as
+    for a hook, is unpacked.
+    """
+    packing = response.headers.get("content-encoding", "").strip().lower()
+    is_packed = packing not in ("", "identity") and not response.is_stream_consumed
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    pieces: Any = response.aiter_raw() if is_packed else response.aiter_bytes()
     data = b""
     try:
         async for piece in pieces:
-            data += piece[: most - len(data)]
+            if is_packed and packing not in _PACKINGS:
+                raise AnswerError(f"the service's answer is packed as {packing!r}, which isn't what was asked for")
+            data += (unpacker.decompress(piece, most - len(data)) if is_packed else piece)[: most - len(data)]
             if len(data) == most:
                 break
+    except zlib.error as error:
+        raise AnswerError(f"the service's answer can't be unpacked: {error}") from None
     finally:
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSE_TIMEOUT), suppress(Exception):
             await response.aclose()
@@ -292,17 +316,19 @@ class _Document:
         """Yield the operations in the order of the document."""
         for path, given in self._spec["paths"].items():
             try:
+                if not isinstance(path, str):
+                    raise _LeftOut("a path is a text")
                 item = self.find(given)
             except _LeftOut as reason:
                 logger.warning("%s is left out: %s", path, reason)
                 continue
-            shared = item.get("parameters") or ()
+            shared = _list_of(item.get("parameters"))
             for method in _METHODS:
                 if isinstance(data := item.get(method), Mapping):
                     name = data.get("operationId")
                     if not isinstance(name, str) or not name:
                         name = f"{method}_{re.sub(r'[^A-Za-z0-9]+', '_', path).strip('_')}".rstrip("_")
-                    yield _APIOperation(name, method, path, data, (*shared, *(data.get("parameters") or ())))
+                    yield _APIOperation(name, method, path, data, (*shared, *_list_of(data.get("parameters"))))
 
     def find(self, part: Any) -> Mapping[str, Any]:
         """Return *part*, or the part that it refers to."""
@@ -318,8 +344,9 @@ class _Document:
         if not reference.startswith("#/"):
             raise _LeftOut(f"it refers to another document: {reference}")
         found: Any = self._spec
-        for step in reference[2:].split("/"):
-            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        for step in unquote(reference[2:]).split("/"):
+            parts = {str(n): one for n, one in enumerate(found)} if isinstance(found, list) else found
+            found = parts.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(parts, Mapping) else None
         if found is None:
             raise _LeftOut(f"nothing is at {reference}")
         return found
@@ -334,36 +361,76 @@ class _Document:
         if not isinstance(given, Mapping) or depth > _MOST_DEPTH:
             raise _LeftOut("a schema isn't an object, or is nested too deep")
         if isinstance(reference := given.get("$ref"), str):
-            if not reference.startswith(_REFERENCE):  # a part of another kind of place: copied
-                return self.write_schema(self._follow(reference), definitions, depth + 1)
-            name = reference.removeprefix(_REFERENCE)
-            definitions.setdefault(name, None)
+            self._follow(reference)  # it is there, and in this document
+            name = _name_definition(reference)
+            definitions.setdefault(name, reference)
             return {"$ref": f"#/$defs/{name}"}
         made: JsonDict = {}
         for word, value in given.items():
-            if word in _WORDS_OF_OPENAPI or word.startswith("x-"):
+            if not isinstance(word, str) or word in _WORDS_OF_OPENAPI or word.startswith("x-"):
                 continue
             if word in _BY_NAME and isinstance(value, Mapping):
-                made[word] = {name: self.write_schema(one, definitions, depth + 1) for name, one in value.items()}
+                made[word] = {str(name): self.write_schema(one, definitions, depth + 1) for name, one in value.items()}
             elif word in _ONE and isinstance(value, Mapping):
                 made[word] = self.write_schema(value, definitions, depth + 1)
             elif word in _SEVERAL and isinstance(value, Sequence) and not isinstance(value, str):
                 made[word] = [self.write_schema(one, definitions, depth + 1) for one in value]
             else:
-                made[word] = value
+                made[word] = _write_plain(value)
+        _leave_out_required(given, made)
         return _write_as_of_today(made, nullable=given.get("nullable") is True)
 
     def complete(self, definitions: dict[str, Any]) -> None:
         """Write each schema that *definitions* names, and those that these refer to."""
-        while unwritten := [name for name, schema in definitions.items() if schema is None]:
-            for name in unwritten:
-                definitions[name] = self.write_schema(self._follow(f"{_REFERENCE}{name}"), definitions)
+        while unwritten := [(name, given) for name, given in definitions.items() if isinstance(given, str)]:
+            for name, reference in unwritten:
+                definitions[name] = self.write_schema(self._follow(reference), definitions)
 
 
 _WORDS_OF_OPENAPI = ("nullable", "example", "xml", "externalDocs", "discriminator", "readOnly", "writeOnly")
-_BY_NAME = ("properties", "patternProperties", "$defs")
-_ONE = ("items", "additionalProperties", "not")
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs")
+_ONE = (
+    *("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
+
+
+def _list_of(given: Any) -> Sequence[Any]:
+    """Return the parameters of a document. What is no list is one that can't be read, so its operation is left out."""
+    return () if given is None else given if isinstance(given, list | tuple) else (given,)
+
+
+def _name_definition(reference: str) -> str:
+    """Return the name of what *reference* names; none that would have to be escaped in a reference to it."""
+    name = reference.removeprefix(_REFERENCE)
+    if re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        return name
+    digest = hashlib.sha256(reference.encode(errors="replace")).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name.removeprefix('#/'))}_{digest}"
+
+
+def _write_plain(value: Any) -> Any:
+    """Return a value of a document as JSON has it: YAML makes a date of what looks like one."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime.date():
+            return value.isoformat()
+        case Mapping():
+            return {str(name): _write_plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_write_plain(one) for one in value]
+        case _:
+            raise _LeftOut(f"a schema has a value that isn't JSON: {type(value).__name__}")
+
+
+def _leave_out_required(given: Mapping[str, Any], made: JsonDict) -> None:
+    """Leave out of `required` what only the service writes."""
+    properties, required = given.get("properties"), made.get("required")
+    if isinstance(properties, Mapping) and isinstance(required, list):
+        read = [name for name, one in properties.items() if isinstance(one, Mapping) and one.get("readOnly") is True]
+        made["required"] = [name for name in required if name not in read]
 
 
 def _write_as_of_today(made: JsonDict, *, nullable: bool) -> JsonDict:
@@ -430,8 +497,9 @@ class _APIParameter(NamedTuple):
 class _Request:
     """Writes the requests of one operation. `schema` is that of the arguments."""
 
-    def __init__(self, found: _APIOperation, document: _Document) -> None:
+    def __init__(self, found: _APIOperation, document: _Document, own: Collection[tuple[str, str]]) -> None:
         self._method, self._path = found.method.upper(), found.path
+        self._own = own
         self._parameters: dict[str, _APIParameter] = {}
         """By the name of the argument."""
         self._body: tuple[str, str] | None = None
@@ -441,6 +509,8 @@ class _Request:
         definitions: JsonDict = {}
         if not found.path.startswith("/"):
             raise _LeftOut("its path doesn't begin with a slash, so it could name another host")
+        if {"?", "#"} & {*found.path}:
+            raise _LeftOut("its path has a query or a fragment, which parameters would replace")
         for place, name, parameter in _list_parameters(found, document):
             self._add_parameter(place, name, parameter, document, definitions)
         if (body := found.data.get("requestBody")) is not None:
@@ -466,6 +536,8 @@ class _Request:
             return
         if place == "header" and name.lower() in _IGNORED_HEADERS:
             return
+        if (place, name.lower() if place == "header" else name) in self._own:
+            return
         schema, is_json = given.get("schema", {}), False
         match given.get("content"):
             case {"application/json": {"schema": inner}}:
@@ -481,7 +553,8 @@ class _Request:
 
     def _add_body(self, given: Mapping[str, Any], document: _Document, definitions: JsonDict) -> None:
         content = given.get("content")
-        kinds = content if isinstance(content, Mapping) else {}
+        found = content.items() if isinstance(content, Mapping) else ()
+        kinds = {kind: one for kind, one in found if isinstance(kind, str)}
         kind = next((kind for kind in sorted(kinds, key=_rank_body) if _rank_body(kind) < len(_BODIES)), None)
         required = given.get("required") is True
         if kind is None:
@@ -515,7 +588,8 @@ class _Request:
         """Return the request for *arguments*.
 
         Raises:
-            AnswerError: an argument of the path would change which path it is, or one of a header can't be sent.
+            AnswerError: an argument of the path would change which path it is, one of a header can't be sent, or an
+                object in the query has a name that the client sends.
         """
         path, query, headers = self._path, list[tuple[str, str]](), dict[str, str]()
         for argument, parameter in self._parameters.items():
@@ -530,10 +604,13 @@ class _Request:
                 if not (text.isascii() and text.isprintable()):
                     raise AnswerError(f"{argument}: a header takes printable ASCII characters only")
                 headers[parameter.name] = text
-            elif text in ("", ".", ".."):
+            elif text in ("", ".", "..") or {"/", "\\"} & {*text}:  # many services unpack %2F before they route
                 raise AnswerError(f"{argument}: {text!r} can't be a part of a path")
             else:
                 path = path.replace(f"{{{parameter.name}}}", quote(text, safe=""))
+        for name, _ in query:  # of an object's own names
+            if ("query", name) in self._own:
+                raise AnswerError(f"{name}: the client sends this parameter itself")
         body = None
         if self._body is not None and self._body[0] in arguments:
             headers["Content-Type"] = self._body[1]

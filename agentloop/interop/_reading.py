@@ -58,6 +58,8 @@ def check(value: object, form: Any, place: str) -> Any:
         return msgspec.convert(value, form)
     except msgspec.ValidationError as error:
         raise UserTypeError(fault_text(error, place)) from None
+    except UnicodeEncodeError:  # of a tag that is no text of Unicode
+        raise UserTypeError(f"expected text without lone surrogates @ {place}") from None
 
 
 class EarlierCalls:

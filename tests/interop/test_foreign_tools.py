@@ -1,9 +1,11 @@
 """Tools of LangChain and pydantic-ai: with the libraries themselves (the extra `vendors`), and by their interfaces."""
 
+import datetime
+import json
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import sniffio
@@ -59,6 +61,24 @@ async def test_langchain_s_tool_gets_the_call(run_mode: Run) -> None:
     assert tool.params_json_schema == {"type": "object", "properties": {"x": {"type": "integer"}}}
     assert await outputs_of(run_mode, tool, {"x": 1}) == ["3"]
     assert theirs.given == [{"type": "tool_call", "id": "call_1", "name": "math/add", "args": {"x": 1}}]
+
+
+class ShownClass:
+    """The class that a tool of LangChain shows: one without what is injected."""
+
+    @staticmethod
+    def model_json_schema() -> dict[str, Any]:
+        """Return what the model sees."""
+        return {"title": "add", "type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(("shown", "refused"), [(ShownClass, True), (FakeLangChain.tool_call_schema, False)])
+async def test_what_langchain_s_schema_hides_is_no_argument(run_mode: Run, shown: Any, refused: bool) -> None:
+    """A class hides what isn't for models to choose, such as a user's id; a schema as a dict allows other names."""
+    theirs = FakeLangChain()
+    theirs.tool_call_schema = shown  # type: ignore[misc]  # of this one only
+    (output,) = await outputs_of(run_mode, from_langchain(theirs), {"x": 1, "user_id": "u-2"})
+    assert ("'user_id' isn't expected" in output, not theirs.given) == (refused, refused)
 
 
 async def test_async_tools_of_langchain_need_asyncio(run_mode: Run) -> None:
@@ -132,8 +152,9 @@ def test_a_class_of_langchain_is_async_if_it_has_a_body_that_is(module: str, is_
 class FakeValidator:
     """Checks that `x` is a number, as a validator of pydantic does."""
 
-    def validate_python(self, given: dict[str, Any]) -> dict[str, Any]:
+    def validate_json(self, text: str) -> dict[str, Any]:
         """Return the arguments."""
+        given = json.loads(text)
         if set(given) != {"x"}:
             raise ValueError("only x")
         return {"x": int(given["x"])}
@@ -253,6 +274,15 @@ async def test_a_tool_of_the_real_langchain(run_mode: Run) -> None:
         """Fail."""
         raise theirs.ToolException("not today")
 
+    @theirs.tool
+    def orders(n: int, user_id: Annotated[str, theirs.InjectedToolArg] = "u-1") -> str:
+        """Orders."""
+        return f"{n} of {user_id}"
+
+    given = [{"n": 1}, {"n": 1, "user_id": "u-2"}]
+    own, other = await outputs_of(run_mode, from_langchain(orders), *given)
+    assert own == "1 of u-1"
+    assert "'user_id' isn't expected" in other
     tool = from_langchain(add)
     assert list(tool.params_json_schema["properties"]) == ["x", "y"]
     first, second = await outputs_of(run_mode, tool, {"x": "2"}, {"x": "two"})
@@ -260,6 +290,23 @@ async def test_a_tool_of_the_real_langchain(run_mode: Run) -> None:
     assert "valid integer" in second
     (third,) = await outputs_of(run_mode, from_langchain(fail), {"x": 1})
     assert ("not today" if sniffio.current_async_library() == "asyncio" else "on asyncio only") in third
+
+
+async def test_strict_classes_of_pydantic_get_json(run_mode: Run) -> None:
+    """A date is a text there, and fits as it does in pydantic-ai."""
+    theirs, pydantic = pytest.importorskip("pydantic_ai"), pytest.importorskip("pydantic")
+    day = pydantic.create_model(
+        "Day", __config__=pydantic.ConfigDict(strict=True), date=(datetime.date, ...), hours=(tuple[int, int], ...)
+    )
+
+    async def book(day: Any, n: int = 1) -> str:
+        return f"{day.date!r} {day.hours}"
+
+    book.__annotations__["day"] = day
+    (output,) = await outputs_of(
+        run_mode, from_pydantic_ai(theirs.Tool(book)), {"day": {"date": "2020-01-02", "hours": [9, 12]}}
+    )
+    assert output == "datetime.date(2020, 1, 2) (9, 12)"
 
 
 async def test_a_tool_of_the_real_pydantic_ai(run_mode: Run) -> None:

@@ -1,7 +1,7 @@
 """Histories in the forms of providers, in and out."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -430,6 +430,25 @@ _MISFITS: list[tuple[Callable[[Any], Any], Any, type[UserError], str]] = [
     ),
     (from_anthropic, [{"role": "system", "content": "a"}], UserTypeError, "@ messages[0].role"),
     (from_anthropic, [{"role": "assistant", "content": [{}]}], UserTypeError, "field type @ messages[0].content[0]"),
+    (
+        from_anthropic,
+        [{"role": "assistant", "content": [{"type": ["text"]}]}],
+        UserTypeError,
+        "@ messages[0].content[0].type",
+    ),
+    (
+        from_anthropic,
+        [{"role": "user", "content": [{"type": "\ud800"}]}],
+        UserTypeError,
+        "without lone surrogates @ messages[0]",
+    ),
+    (
+        from_responses,
+        [{"role": "user", "content": [{"type": "\ud800"}]}],
+        UserTypeError,
+        "without lone surrogates @ items[0]",
+    ),
+    (from_chat, [{"role": "\ud800"}], UserTypeError, "without lone surrogates @ messages[0]"),
     (from_anthropic, [{"role": "assistant", "content": [_USE | {"input": 3}]}], UserTypeError, "content[0].input"),
     (from_anthropic, [{"role": "assistant", "content": [_USE, _USE]}], UserValueError, "messages[0].content[1].id"),
     (
@@ -506,8 +525,37 @@ def test_what_was_written_is_read_and_written_the_same(name: str, items: list[It
     assert [item.call_id for item in read if isinstance(item, ToolOutput)] == answered
 
 
+def _replace_each(given: Any, odd: Any) -> Iterator[Any]:
+    """Yield *given* with one of its parts, or the whole, replaced."""
+    yield odd
+    members = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
+    for place, member in members:
+        for made in _replace_each(member, odd):
+            changed = given.copy()
+            changed[place] = made
+            yield changed
+
+
+@pytest.mark.parametrize("odd", [None, 3, [], {}, "x", "\ud800"], ids=repr)
+@pytest.mark.parametrize(
+    ("read", "history"),
+    [(from_chat, CHAT), (from_responses, RESPONSES), (from_anthropic, ANTHROPIC["messages"])],
+    ids=STORED,
+)
+def test_a_stored_history_with_one_odd_part_is_read_or_refused(
+    read: Callable[[Any], list[Item]], history: Any, odd: Any
+) -> None:
+    """Wherever it stands: no other error comes out."""
+    for changed in _replace_each(history, odd):
+        with suppress(UserError):
+            read(changed)
+
+
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "text", "user", "assistant", "tool_use"]),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "text", "user", "assistant", "tool_use", "\ud800"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(

@@ -1,7 +1,12 @@
 """`OpenAPITools`: the operations of a document as tools."""
 
+import datetime
+import gzip
 import json
 import logging
+import re
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 from kit.agents import Run, script_agent
 from kit.results import read_outputs
 
+from agentloop._common.errors import AnswerError
 from agentloop.context import RunContext
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.interop import OpenAPIError, OpenAPITools
@@ -199,6 +205,73 @@ async def test_answers_are_read_no_further_than_their_bound() -> None:
     assert (body.read, body.closed) == (300, True)
 
 
+class Pieces(httpx.AsyncByteStream):
+    """An answer that the client hasn't read, as those of a network are."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+
+
+async def read_packed(packing: str, *pieces: bytes, max_bytes: int = 100) -> Any:
+    """Return the output for an answer in these pieces."""
+    headers = {"content-encoding": packing}
+    async with client(lambda request: httpx.Response(200, headers=headers, stream=Pieces(*pieces))) as made:
+        tool = (await tools_of(OpenAPITools(spec=PETS, client=made, max_bytes=max_bytes)))["get_pet"]
+        return await tool.run_body({"id": 1})
+
+
+@pytest.mark.parametrize(("packing", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_packed_answers_are_unpacked_no_further_than_their_bound(
+    packing: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """A service may pack its answer although it isn't asked to, and a short one may hold any length."""
+    words = pack(b"found it")
+    assert await read_packed(packing, words[:9], words[9:]) == "found it"
+    bomb = pack(bytes(50_000_000))
+    tracemalloc.start()
+    try:
+        output = await read_packed(packing, bomb)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert output.endswith("[only the first 100 bytes were read]")
+    assert most < 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("packing", "words"), [("gzip", "can't be unpacked"), ("br", "packed as 'br'"), ("gzip, gzip", "packed as 'gzip,")]
+)
+async def test_answers_that_cannot_be_unpacked_are_errors(packing: str, words: str) -> None:
+    """Which say so."""
+    with pytest.raises(AnswerError, match=words):
+        await read_packed(packing, b"no archive")
+
+
+async def test_an_answer_that_a_hook_has_read_is_whole() -> None:
+    """The client has unpacked it then."""
+
+    async def read(response: httpx.Response) -> None:
+        await response.aread()
+
+    stream, headers = Pieces(gzip.compress(b"found it")), {"content-encoding": "gzip"}
+    hooks = {"response": [read]}
+    async with client(lambda request: httpx.Response(200, headers=headers, stream=stream), event_hooks=hooks) as made:
+        tool = (await tools_of(OpenAPITools(spec=PETS, client=made)))["get_pet"]
+        assert await tool.run_body({"id": 1}) == "found it"
+
+
+async def test_media_longer_than_the_bound_are_not_shown() -> None:
+    """Half an image is none, and its bytes are no text."""
+    answer = httpx.Response(200, content=b"\x89PNG" * 100, headers={"content-type": "image/png"})
+    async with client(lambda request: answer) as made:
+        tool = (await tools_of(OpenAPITools(spec=PETS, client=made, max_bytes=200)))["get_pet"]
+        assert await tool.run_body({"id": 1}) == "[image/png of more than 200 bytes]"
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "output"),
     [
@@ -248,7 +321,7 @@ async def test_arguments_of_the_query(given: dict[str, Any], value: Any, path: s
 @pytest.mark.parametrize(
     ("given", "value", "path"),
     [
-        (parameter("p", "path"), "a/b?c#d", "a%2Fb%3Fc%23d"),
+        (parameter("p", "path"), "a b?c#d", "a%20b%3Fc%23d"),
         (parameter("p", "path"), "{p}", "%7Bp%7D"),
         (parameter("p", "path"), [1, 2], "1%2C2"),
         (parameter("p", "path"), {"a": 1}, "a%2C1"),
@@ -261,9 +334,12 @@ async def test_arguments_of_the_path(given: dict[str, Any], value: Any, path: st
     assert sent["path"] == f"/v1/x/{path}/y"
 
 
-@pytest.mark.parametrize("value", ["", ".", ".."])
-async def test_an_argument_changes_no_path(value: str) -> None:
-    """An empty segment would name the collection, and dots another path: DELETE would be a catastrophe there."""
+@pytest.mark.parametrize("value", ["", ".", "..", "7/owner", "../admin", "..\\admin", {"a": "b/c"}])
+async def test_an_argument_changes_no_path(value: Any) -> None:
+    """An empty segment would name the collection, and dots another path: DELETE would be a catastrophe there.
+
+    Many services unpack a slash before they look up the operation.
+    """
     with pytest.raises(Exception, match="can't be a part of a path"):
         await send({"/x/{p}": {"delete": {"parameters": [parameter("p", "path")]}}}, {"p": value})
 
@@ -285,6 +361,29 @@ async def test_arguments_of_headers() -> None:
     with pytest.raises(Exception, match="printable ASCII"):
         await send(paths, {"X-A": "a\r\nX-B: c"})
     assert (await send(paths, {"Authorization": "Bearer stolen"}))["headers"] == {}
+
+
+async def test_what_the_client_sends_is_no_argument() -> None:
+    """A key in a header or in the query: no model chooses it, nor by a name of an object."""
+    given = [parameter("x-api-key", "header", required=True), parameter("token", required=True), parameter("filter")]
+    seen: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((str(request.url.query, "ascii"), request.headers["x-api-key"]))
+        return httpx.Response(200, text="found")
+
+    async with client(answer, headers={"X-API-Key": "k"}, params={"token": "t"}) as made:
+        spec = document({"/x": {"get": {"operationId": "x", "parameters": given}}})
+        tool = (await tools_of(OpenAPITools(spec=spec, client=made)))["x"]
+        assert tool.params_json_schema == {
+            "type": "object",
+            "properties": {"filter": {}},
+            "additionalProperties": False,
+        }
+        assert await tool.run_body({"filter": {"age": 3}}) == "found"
+        with pytest.raises(Exception, match="token: the client sends this parameter itself"):
+            await tool.run_body({"filter": {"token": "stolen"}})
+    assert seen == [("token=t&age=3", "k")]
 
 
 @pytest.mark.parametrize(
@@ -379,6 +478,12 @@ _CIRCLE = {"a": {"$ref": "#/components/parameters/b"}, "b": {"$ref": "#/componen
     [
         ("/x/{p}", {}, "'p', which is no parameter"),
         ("x", {}, "doesn't begin with a slash"),
+        ("/x?a=b", {}, "has a query or a fragment"),
+        (5, {}, "5 is left out: a path is a text"),
+        ("/x", {"parameters": 5}, "expected an object, got int"),
+        ("/x", {"parameters": {}}, "no name, or no place"),
+        ("/x", {"parameters": [parameter("q", schema={"default": b"a"})]}, "that isn't JSON: bytes"),
+        ("/x", {"requestBody": {"content": {5: {}}}}, "no body of nothing can be written"),
         ("/x", {"parameters": [{"name": "q"}]}, "no name, or no place"),
         ("/x", {"parameters": [parameter("c", "cookie", required=True)]}, "needs the cookie 'c'"),
         ("/x", {"parameters": [parameter("q", style="label")]}, "has the style 'label'"),
@@ -400,7 +505,7 @@ _CIRCLE = {"a": {"$ref": "#/components/parameters/b"}, "b": {"$ref": "#/componen
     ],
 )
 async def test_what_cannot_be_written_is_left_out(
-    path: str, operation: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+    path: Any, operation: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning says why, and the other operations are there."""
     spec = document({path: {"get": operation}, "/ok": {"get": {}}}, components={"parameters": _CIRCLE})
@@ -408,6 +513,34 @@ async def test_what_cannot_be_written_is_left_out(
         async with client() as made:
             assert list(await tools_of(OpenAPITools(spec=spec, client=made))) == ["get_ok"]
     assert words in caplog.text
+
+
+async def test_a_summary_that_is_no_text_is_shown_as_one() -> None:
+    """YAML reads what looks like a number as one."""
+    async with client() as made:
+        (tool,) = (await tools_of(OpenAPITools(spec=document({"/x": {"get": {"summary": 404}}}), client=made))).values()
+    assert tool.description == "404"
+
+
+async def test_operations_of_one_name_are_told_apart() -> None:
+    """Each can be called, by a name that no other has."""
+    paths = {
+        "/pets/{id}": {"get": {"parameters": [parameter("id", "path")]}},
+        "/pets/id": {"get": {}},
+        "/a": {"get": {"operationId": "same"}},
+        "/b": {"get": {"operationId": "same"}},
+        "/c": {"get": {"operationId": "same_2"}},
+    }
+    async with client() as made:
+        tools = await tools_of(OpenAPITools(spec=document(paths), client=made))
+        called = {name: json.loads(await tool.run_body({"id": 7})) for name, tool in tools.items()}
+    assert {name: sent["path"] for name, sent in called.items()} == {
+        "get_pets_id": "/v1/pets/7",
+        "get_pets_id_2": "/v1/pets/id",
+        "same": "/v1/a",
+        "same_2_2": "/v1/b",
+        "same_2": "/v1/c",
+    }
 
 
 async def test_a_path_that_refers_elsewhere_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -432,18 +565,66 @@ async def test_optional_bodies_that_cannot_be_written_are_no_arguments() -> None
         ({"maximum": 3, "exclusiveMaximum": True}, {"exclusiveMaximum": 3}),
         ({"maximum": 3, "exclusiveMaximum": False}, {"maximum": 3}),
         ({"items": {"example": 1, "x-a": 2}}, {"items": {}}),
-        ({"$ref": "#/components/parameters/q/schema"}, {"type": "integer"}),
+        (
+            {"type": "object", "required": ["id", "a"], "properties": {"id": {"readOnly": True}, "a": {}}},
+            {"type": "object", "required": ["a"], "properties": {"id": {}, "a": {}}},
+        ),
+        (
+            {"default": datetime.date(2020, 1, 2), "enum": [datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC)]},
+            {"default": "2020-01-02", "enum": ["2020-01-02T00:00:00+00:00"]},
+        ),
+        ({"properties": {1: {}}, 2: 3, "default": {3: [4]}}, {"properties": {"1": {}}, "default": {"3": [4]}}),
     ],
 )
 async def test_schemas_become_those_of_today(given: Any, made: Any) -> None:
     """OpenAPI 3.0 has words of its own, which models and checks don't know."""
     spec = document(
         {"/x": {"get": {"operationId": "x", "parameters": [parameter("q", schema=given)]}}},
-        components={"parameters": {"q": parameter("q", schema={"type": "integer"})}},
     )
     async with client() as http:
         tool = (await tools_of(OpenAPITools(spec=spec, client=http)))["x"]
     assert tool.params_json_schema["properties"]["q"] == made
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/components/schemas/Pet",
+        "#/components/schemas/a~1b",
+        "#/components/schemas/Page%3CPet%3E",
+        "#/components/schemas/Pet/properties/id",
+        "#/paths/~1other/get/parameters/0/schema",
+    ],
+)
+@pytest.mark.parametrize("word", ["items", "contains", "if", "propertyNames"])
+async def test_references_of_all_kinds_name_definitions(reference: str, word: str) -> None:
+    """To a whole schema or into one, with escaped names, below any word: each leads to what it means."""
+    schemas = {
+        "Pet": {"const": 0, "properties": {"id": {"const": 3}}},
+        "a/b": {"const": 1},
+        "Page<Pet>": {"const": 2},
+    }
+    other = {"get": {"operationId": "other", "parameters": [parameter("q", schema={"const": 4})]}}
+    asked = {"get": {"operationId": "x", "parameters": [parameter("q", schema={word: {"$ref": reference}})]}}
+    spec = document({"/x": asked, "/other": other}, components={"schemas": schemas})
+    async with client() as made:
+        schema: Any = (await tools_of(OpenAPITools(spec=spec, client=made)))["x"].params_json_schema
+    ((name, definition),) = schema["$defs"].items()
+    assert schema["properties"]["q"] == {word: {"$ref": f"#/$defs/{name}"}}
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
+    assert definition["const"] == ["Pet", "a~1b", "Page%3CPet%3E", "id", "schema"].index(reference.rpartition("/")[2])
+
+
+async def test_a_schema_that_is_referred_to_twice_is_written_once() -> None:
+    """Wherever it stands: copies of copies would be without a bound."""
+    stored: dict[str, Any] = {
+        f"s{n}": {"properties": {name: {"$ref": f"#/x-stored/s{n + 1}"} for name in ("a", "b")}} for n in range(50)
+    }
+    asked = {"get": {"operationId": "x", "parameters": [parameter("q", schema={"$ref": "#/x-stored/s0"})]}}
+    async with client() as made:
+        spec = document({"/x": asked}, **{"x-stored": stored | {"s50": {"type": "string"}}})
+        tool = (await tools_of(OpenAPITools(spec=spec, client=made)))["x"]
+    assert len(tool.params_json_schema["$defs"]) == 51
 
 
 async def test_a_long_chain_of_references_is_followed() -> None:
