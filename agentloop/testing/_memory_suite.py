@@ -195,7 +195,7 @@ class MemoryConformance:
             try:
                 return await store.load("ada")
             finally:
-                await self.close(store)  # noqa: ASYNC102 - nobody cancels this loop
+                await self.close(store)  # noqa: ASYNC102 - nothing cancels this loop
 
         anyio.run(write)
         found = anyio.run(read)
