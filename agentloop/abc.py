@@ -163,7 +163,8 @@ class MemoryStore(Protocol):
     """Text files that outlive runs, as those of `agentloop.bundles.Memory`. Each scope has its own, and no others.
 
     A path has names with `/` between them and at neither end. The names are printable and not hidden, and no file is
-    also a folder. A scope is any printable text. `agentloop.testing.conformance.MemoryConformance` tests a store.
+    also a folder. A scope is any printable text that isn't empty.
+    `agentloop.testing.conformance.MemoryConformance` tests a store.
 
     Cancellation: a cancelled call has done all of its work or none of it.
     """

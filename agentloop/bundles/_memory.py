@@ -15,8 +15,8 @@ makes a call that a crash left in doubt safe to run again: its change can't be m
 Decisions:
 
 The index in the instructions has names and sizes only. What a file says may be a stranger's text that an earlier run
-stored; the model reads it as the output of a tool, not as an instruction. It is read once a run, so that the beginning
-of the requests stays the same for the provider's cache.
+stored; the model reads it as the output of a tool, not as an instruction. It is read once a run, and once more when
+it is resumed, so that the beginning of the requests stays the same for the provider's cache.
 
 All files of a scope are read for each call. They are bounded (10 MB at most, unless you say otherwise), and a store of
 two methods is easy to write and to get right. Rejected: a method for each command, which every store would have to make
@@ -75,7 +75,8 @@ class Memory(Bundle):
         store: Keeps the files: `FolderMemory`, `SQLiteMemory`, `agentloop.postgres.PostgresMemory`, or your own.
         scope: Whose files they are: a text, or a function of the context that returns one (`lambda ctx:
             ctx.context.user`). A text has at most 1,000 printable characters.
-        recall_at_start: True to list the names of the files in the instructions, as they are when a run begins.
+        recall_at_start: True to list the names of the files in the instructions, as they are when a run begins or
+            is resumed.
         max_file_bytes: The most bytes of a file, as UTF-8.
         max_files: The most files of a scope.
         name: Another name where an agent has two memories, of letters, digits, `-` and `_`. The tool is then called
@@ -133,7 +134,7 @@ class Memory(Bundle):
 
 
 class _Index(Bundle):
-    """The list of the files as they are when a run begins: loaded once a run, and no tool of its own."""
+    """The list of the files as they are when a run begins or is resumed: loaded once then, and no tool of its own."""
 
     def __init__(self, name: str, files: _ScopedFiles) -> None:
         super().__init__(name)
@@ -144,10 +145,11 @@ class _Index(Bundle):
         listed = [f"- {_path(key)} ({_size(found[key])})" for key in sorted(found)[:_MOST_LISTED]]
         if len(found) > len(listed):
             listed.append(f"- and {len(found) - len(listed):,} more")
-        return nullcontext("\n".join(["The files when this conversation began:", *listed] if listed else [_NOTHING]))
+        return nullcontext("\n".join([_LISTED, *listed] if listed else [_NOTHING]))
 
 
-_NOTHING = "There was no file when this conversation began."
+_LISTED = "The files when this run began or was resumed:"
+_NOTHING = "There was no file when this run began or was resumed."
 
 
 def _check_scope(scope: Any) -> str:
@@ -383,11 +385,14 @@ class _FileSet:
         moved = self._find_all(old)
         if not old or not new or f"{new}/".startswith(f"{old}/") or old.startswith(f"{new}/"):
             raise MemoryRefusal(f"{_path(old)} can't be renamed to {_path(new)}.")
+        # An unseen version isn't named: the new path would count as seen, with what another run has written to it.
+        has_seen = self._has_seen(old)
         self.changes = dict.fromkeys(moved)
         self._check_free(new)
         for key, text in moved.items():
             self.changes[to_key(_path(new + key.removeprefix(old)))] = text
-        return f"{_path(old)} was renamed to {_path(new)} {self._version(new)}."
+        version = f" {self._version(new)}" if has_seen else ""
+        return f"{_path(old)} was renamed to {_path(new)}{version}."
 
     # -- parts
 
@@ -436,10 +441,15 @@ class _FileSet:
         Raises:
             MemoryRefusal: if it hasn't, or it has changed since.
         """
-        if self._seen is None or self._seen.get(key) == self._digest(key):
+        if self._has_seen(key):
             return
-        why = "has changed since you viewed it" if self._seen.get(key) else "was not viewed in this conversation"
+        was_seen = self._seen is not None and self._seen.get(key)
+        why = "has changed since you viewed it" if was_seen else "was not viewed in this conversation"
         raise MemoryRefusal(f"{_path(key)} {why}, and nothing was done: view it, and decide again.")
+
+    def _has_seen(self, key: str) -> bool:
+        """Tell whether the run has seen a file or folder as it is; True where there is no log."""
+        return self._seen is None or self._seen.get(key) == self._digest(key)
 
     def _write(self, key: str, text: str, done: str) -> str:
         if "\0" in text:

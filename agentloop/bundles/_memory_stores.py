@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import anyio
 
-from agentloop._common.checks import check_seconds
+from agentloop._common.checks import NAMES, check, check_seconds
 from agentloop._common.errors import UserTypeError
 from agentloop._common.sqlite_file import ERRORS, connect, transaction
 from agentloop.bundles._memory import MOST_PARTS, is_name
@@ -63,7 +63,7 @@ class FolderMemory:
         root: The folder. It is made with the first file, for its owner only.
 
     Cancellation: every method is a checkpoint; a cancelled change has changed nothing.
-    Raises (all methods): EditError if a file can't be read or written; names it.
+    Raises (all methods): EditError if a file can't be read or written; names it. UserValueError if the scope is empty.
 
     Example:
         import tempfile
@@ -133,6 +133,7 @@ async def _locked(folder: Path) -> AsyncIterator[FileEdit]:
 
 def _folder_name(scope: str) -> str:
     """Return the name of a scope's folder. No two scopes have one, whether or not a file system knows capitals."""
+    check("scope", NAMES.words(), scope)  # an empty name would be that of the root, with the files of all scopes
     name = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in scope.encode())
     return name if len(name) <= _MOST_NAME else f"%%{hashlib.sha256(scope.encode()).hexdigest()}"
 
@@ -201,7 +202,7 @@ class SQLiteMemory:
     Cancellation: every method is a checkpoint. A call that waits for its turn does nothing; one that has begun is
         awaited and completes.
     Raises (all methods): StateError if the file can't be opened, isn't such a database, or stays locked; UserError
-        once closed.
+        once closed, and UserValueError if the scope is empty.
 
     Example:
         import anyio
@@ -228,6 +229,7 @@ class SQLiteMemory:
 
     async def load(self, scope: str) -> dict[str, str]:
         """Return the texts of all files of *scope* by their paths."""
+        check("scope", NAMES.words(), scope)
         return await self._run(lambda connection: _select(connection, scope))
 
     async def change(self, scope: str, changes: Mapping[str, str | None], *, expect: Mapping[str, str]) -> None:
@@ -236,6 +238,7 @@ class SQLiteMemory:
         Raises:
             MemoryConflict: if they aren't; nothing has changed.
         """
+        check("scope", NAMES.words(), scope)
 
         def change(connection: sqlite3.Connection) -> None:
             with transaction(connection):

@@ -176,9 +176,9 @@ def _read_answer(asked: Elicitation, answer: object) -> Any:
         # The value may be what the user typed, and this goes to a log.
         raise UserTypeError(f"elicit: expected {accept}, 'decline' or 'cancel', got a {type(answer).__name__}")
     try:
-        check = make_check(asked.schema, Meter())
+        check = make_check(asked.schema, Meter(), secret=True)
     except ValueError:
         check = None  # the server judges what it asked for
     if check is not None and (wrong := check(answer)) is not None:
-        raise UserValueError(f"elicit: the answer doesn't fit: {wrong}")
+        raise UserValueError(f"elicit: the answer doesn't fit the schema: {wrong}")
     return ElicitResult(action="accept", content=dict(answer))

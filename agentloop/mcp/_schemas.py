@@ -38,7 +38,7 @@ _LONGEST_FAULT = 300
 Check = Callable[[Any], "str | None"]
 
 
-def make_check(schema: Mapping[str, Any], meter: Meter) -> Check:
+def make_check(schema: Mapping[str, Any], meter: Meter, *, secret: bool = False) -> Check:
     """Return the check of values by *schema*: what is wrong with them, as text, or None.
 
     References to other documents aren't followed: nothing is fetched. A required property that has a default may be
@@ -47,6 +47,7 @@ def make_check(schema: Mapping[str, Any], meter: Meter) -> Check:
     Args:
         schema: The schema, as the server gave it.
         meter: The steps that are left for looking through this server's schemas.
+        secret: True to say only where a value is wrong, and by which keyword of the schema, and nothing of the value.
 
     Raises:
         ValueError: *schema* isn't a JSON schema, is larger than the bounds, or too few steps are left.
@@ -63,17 +64,19 @@ def make_check(schema: Mapping[str, Any], meter: Meter) -> Check:
     except (_TooMuchWork, RecursionError):
         raise ValueError("it takes too long to look through") from None
     if wrong:
-        raise ValueError(wrong[0])
+        raise ValueError(_describe_fault(wrong[0]))
     validator = _bounded(kind)(own, registry=Registry())
     # To find what a reference names in another way than by a path, the whole schema may have to be looked through.
     cost = copied.values if copied.has_names else 1
+    describe = _locate_fault if secret else _describe_fault
 
     def check(value: Any) -> str | None:
         from jsonschema.exceptions import ValidationError
         from referencing.exceptions import Unresolvable
 
         try:
-            return "; ".join(_collect_faults(validator, value, Meter(_MOST_STEPS, cost), _MOST_FAULTS)) or None
+            found = _collect_faults(validator, value, Meter(_MOST_STEPS, cost), _MOST_FAULTS)
+            return "; ".join(map(describe, found)) or None
         except _TooMuchWork:
             return None
         except (Unresolvable, ValidationError, RecursionError) as error:
@@ -190,18 +193,18 @@ def _count(value: Any) -> int:
     return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def _collect_faults(validator: Any, value: Any, meter: Meter, most: int) -> list[str]:
-    """Return what is wrong with *value*, at most so many faults.
+def _collect_faults(validator: Any, value: Any, meter: Meter, most: int) -> list[Any]:
+    """Return what is wrong with *value*, at most so many faults, as errors of `jsonschema`.
 
     Raises:
         _TooMuchWork: the steps of *meter* are used up.
     """
-    found: list[str] = []
+    found: list[Any] = []
     token = _meter.set(meter)
     try:
         meter.begin(value)
         for error in validator.iter_errors(value):
-            found.append(_describe_fault(error))
+            found.append(error)
             if len(found) == most:
                 break
     finally:
@@ -213,6 +216,10 @@ def _describe_fault(error: Any) -> str:
     text = error.message if len(error.message) <= _LONGEST_FAULT else f"{error.message[:_LONGEST_FAULT]}…"
     where = ".".join(map(str, error.absolute_path))
     return f"{where}: {text}" if where else text
+
+
+def _locate_fault(error: Any) -> str:
+    return f"{'.'.join(map(str, error.absolute_path)) or 'the whole'} ({error.validator})"
 
 
 Keyword = Callable[[Any, Any, Any, Any], Any]

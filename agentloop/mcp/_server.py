@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
-from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
+from agentloop._common.checks import FIELDS, NAMES, check, fits, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.extras import describe_missing
 from agentloop._common.naming import MOST_NAME, usable_names
@@ -42,6 +42,13 @@ IDEMPOTENCY_KEY = "agentloop/idempotency_key"
 
 def _is_command(value: Any) -> bool:
     return is_texts(value) and bool(value)
+
+
+def _is_text_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
+
+
+_ARGUMENTS = optional(NAMES.needs("expected a mapping of names to texts", fits(_is_text_mapping), quoted=False))
 
 
 def _show_command(command: Sequence[str] | None) -> str:
@@ -233,6 +240,7 @@ class MCPServer:
                 policy = await notes.read_resource("notes://policy")
                 result = await Runner.run(agent, [UserMessage(policy), UserMessage("Is this note allowed?")])
         """
+        check("uri", NAMES.text(), uri)
         return await (await self._find_library("read_resource")).read_resource(uri)
 
     async def list_prompts(self) -> tuple[MCPPrompt, ...]:
@@ -248,6 +256,8 @@ class MCPServer:
             async with MCPServer(name="notes", command=["notes-server"]) as notes:
                 result = await Runner.run(agent, await notes.get_prompt("tidy", {"folder": "home"}))
         """
+        check("name", NAMES.text(), name)
+        check("arguments", _ARGUMENTS, arguments)
         return await (await self._find_library("get_prompt")).get_prompt(name, arguments or {})
 
     async def _find_library(self, what: str) -> Library:
@@ -325,19 +335,29 @@ class _HeldServer:
         self._opening = anyio.Lock()
         self._opened: _ServerTools | None = None
         self._closer: AbstractAsyncContextManager[_ServerTools] | None = None
+        self._failed: MCPConnectionError | None = None
         self._is_left = False
 
     async def enter(self) -> _ServerTools:
         """Return the tools; open the connection if it isn't open yet.
 
+        Several that come while it is being opened wait for one attempt, and share its failure.
+
         Raises:
             MCPConnectionError: the server can't be reached.
         """
+        failed = self._failed
         async with self._opening:
             if self._opened is not None:
                 return self._opened
+            if self._failed is not None and self._failed is not failed:
+                raise MCPConnectionError(*self._failed.args)  # of the attempt that we have waited for
             closer = self._open()
-            self._opened = await closer.__aenter__()
+            try:
+                self._opened = await closer.__aenter__()
+            except MCPConnectionError as error:
+                self._failed = MCPConnectionError(*error.args)  # without the frames of this attempt
+                raise
             self._closer = closer
             if self._is_left:
                 await self.leave()

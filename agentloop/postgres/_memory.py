@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agentloop._common.checks import NAMES, check
 from agentloop.exceptions import MemoryConflict, StateError, UserTypeError
 from agentloop.postgres._connections import Connection, ResultT, Work, import_driver
 from agentloop.postgres._store import PostgresStore
@@ -30,7 +31,8 @@ class PostgresMemory:
     Cancellation: every method is a checkpoint. A call that waits for its turn does nothing; one that has begun is
         awaited and completes.
     Raises (all methods): StateError if the database refuses or can't be reached, or the connection is lost before the
-        answer (then the change may have been made); UserError once the store is closed.
+        answer (then the change may have been made); UserError once the store is closed, and UserValueError if the scope
+        is empty.
     """
 
     def __init__(self, store: PostgresStore) -> None:
@@ -43,6 +45,7 @@ class PostgresMemory:
 
     async def load(self, scope: str) -> dict[str, str]:
         """Return the texts of all files of *scope* by their paths."""
+        check("scope", NAMES.words(), scope)
         return await self._run(lambda connection: _select(connection, scope), again=True)
 
     async def change(self, scope: str, changes: Mapping[str, str | None], *, expect: Mapping[str, str]) -> None:
@@ -51,6 +54,7 @@ class PostgresMemory:
         Raises:
             MemoryConflict: if they aren't; nothing has changed.
         """
+        check("scope", NAMES.words(), scope)
         written = {path: text for path, text in changes.items() if text is not None}
         gone = [path for path, text in changes.items() if text is None]
 

@@ -136,6 +136,16 @@ class MemoryConformance:
                 await store.change(scope, {"a.md": None}, expect={"a.md": f"of {number}"})
             await self._check_holds(store, {})
 
+    async def test_the_empty_scope_has_no_files(self) -> None:
+        """The empty text is no scope: a store refuses it by a ValueError, or has no files for it."""
+        async with self.opened() as store:
+            await store.change("ada", {"a.md": "x"}, expect={})
+            try:
+                found = await store.load("")
+            except ValueError:
+                return
+            assert found == {}, f"no files were expected of the scope '', got {str(found)[:300]}"
+
     async def test_no_write_of_several_tasks_is_lost(self) -> None:
         """Tasks that change one scope at once, and load it again after a conflict, each find all that they wrote."""
 

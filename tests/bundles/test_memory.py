@@ -112,12 +112,13 @@ async def test_files_are_created_viewed_changed_renamed_and_deleted(run_mode: Ru
     assert outputs[1].startswith("/memories/notes/tea.md was created (version ")
     assert outputs[4].splitlines()[1:] == ["     1\tone", "     2\tmore", "     3\t2"]
     assert outputs[5].splitlines()[1:] == ["     2\tmore", "     3\t2"]
-    assert outputs[6].startswith("/memories/notes was renamed to /memories/old (version ")
+    assert outputs[6] == "/memories/notes was renamed to /memories/old."  # the run hasn't seen the folder
     assert outputs[7].splitlines()[1:] == ["11 bytes\t/memories/old/tea.md"]
     assert "/memories/old/tea.md was not viewed" in outputs[8]
     assert outputs[9].splitlines()[1:] == ["     1\tone", "     2\tmore"]
     assert "insert_line: expected 0 to 3, got 4" in outputs[10]
     assert "is there 0 times" in outputs[11]
+    assert outputs[13].startswith("/memories/old/tea.md was renamed to /memories/tea.md (version ")
     assert outputs[14] == "/memories/tea.md was deleted."
     assert shelf.scopes == {"ada": {}}
 
@@ -213,6 +214,24 @@ async def test_a_file_that_another_run_changed_is_to_be_read_again(change: Any, 
     assert "one and theirs" in outputs[2]
     assert " was " in outputs[3]
     assert shelf.scopes["ada"] in ({"a.md": "1 and theirs"}, {"a.md": "x\none and theirs"}, {})
+
+
+@pytest.mark.parametrize(("old", "new"), [("d/a.md", "d/b.md"), ("d", "e")], ids=["file", "folder"])
+async def test_a_rename_is_no_view_of_what_another_run_wrote(old: str, new: str, run_mode: Run) -> None:
+    """The new name is that of a version which the run hasn't seen; once viewed, it is renamed and deleted."""
+    shelf = Shelf(ada={"d/a.md": "one"})
+
+    def rename(request: Any) -> Any:
+        shelf.scopes["ada"]["d/a.md"] = "theirs"
+        return memory("rename", old_path=old, new_path=new)
+
+    last = f"{new}-2"
+    seen = [memory("view", new), memory("rename", old_path=new, new_path=last), memory("delete", last)]
+    outputs = await ask(shelf, memory("view", old), rename, memory("delete", new), *seen, run=run_mode)
+    assert outputs[1] == f"/memories/{old} was renamed to /memories/{new}."
+    assert f"/memories/{new} was not viewed in this conversation, and nothing was done" in outputs[2]
+    assert outputs[5] == f"/memories/{last} was deleted."
+    assert shelf.scopes == {"ada": {}}
 
 
 async def test_a_change_of_another_file_does_not_matter() -> None:
@@ -431,9 +450,33 @@ async def test_the_index_is_that_of_the_beginning_of_the_run(run_mode: Run) -> N
         await run_mode(agent, "go")
         systems += [request.system or "" for request in read_requests(agent)]
     assert "ignore" not in str(systems)
-    listed = [text.partition("The files when this conversation began:\n")[2].splitlines() for text in systems]
+    listed = [text.partition("The files when this run began or was resumed:\n")[2].splitlines() for text in systems]
     first = ["- /memories/a/c.md (1 bytes)", "- /memories/b.md (16 bytes)"]
     assert listed == [first, first, [*first, "- /memories/new.md (1 bytes)"], [*first, "- /memories/new.md (1 bytes)"]]
+
+
+async def test_the_index_is_read_again_when_a_run_is_resumed() -> None:
+    """It lists what the run has written before it paused, and its heading says when it was read."""
+
+    @tool(needs_approval=True)
+    async def look() -> str:
+        """Look."""
+        return "x"
+
+    bundle = Memory(Shelf(), scope="ada", recall_at_start=True)
+    steps = [memory("create", "new.md", file_text="n"), call("look"), say("done")]
+    agent = script_agent("a", *steps, tools=[look], bundles=[bundle])
+    state = (await Runner.run(agent, "go")).to_state()
+    state.approve(state.interruptions[0])
+    await Runner.run(agent, state)
+    systems = [request.system or "" for request in read_requests(agent)]
+    assert [text.splitlines()[-1] for text in systems[:2]] == [
+        "There was no file when this run began or was resumed."
+    ] * 2
+    assert systems[2].splitlines()[-2:] == [
+        "The files when this run began or was resumed:",
+        "- /memories/new.md (1 bytes)",
+    ]
 
 
 @pytest.mark.parametrize("where", ["agent", "run"])
@@ -459,7 +502,7 @@ async def test_a_long_index_is_cut_and_an_empty_one_says_so() -> None:
     """The instructions stay bounded."""
     agent = script_agent("a", say("done"), bundles=[Memory(Shelf(), scope="ada", recall_at_start=True)])
     await Runner.run(agent, "go")
-    assert "There was no file when this conversation began." in (read_requests(agent)[0].system or "")
+    assert "There was no file when this run began or was resumed." in (read_requests(agent)[0].system or "")
     shelf = Shelf(ada={f"{number:04}": "x" for number in range(1200)})
     agent = script_agent("a", say("done"), bundles=[Memory(shelf, scope="ada", recall_at_start=True)])
     await Runner.run(agent, "go")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentloop import UserTypeError
+from agentloop import UserTypeError, UserValueError
 from agentloop.abc import MemoryStore
 from agentloop.bundles import FolderMemory, SQLiteMemory
 from agentloop.exceptions import MemoryConflict, StateError, UserError
@@ -61,6 +61,8 @@ class Careless:
 
     async def load(self, scope: str) -> Mapping[str, str]:
         """Return the files."""
+        if self.fault == "empty" and not scope:
+            return {path: text for files in self.files.values() for path, text in files.items()}
         return dict(self.files.get("" if self.fault == "scopes" else scope.casefold(), {}))
 
     async def change(self, scope: str, changes: Mapping[str, str | None], *, expect: Mapping[str, str]) -> None:
@@ -85,6 +87,7 @@ class Careless:
         ("expect", "test_a_change_of_other_files_is_a_conflict"),
         ("scopes", "test_scopes_are_kept_apart"),
         ("none", "test_scopes_are_kept_apart"),  # capitals
+        ("empty", "test_the_empty_scope_has_no_files"),
     ],
 )
 async def test_the_suite_finds_a_store_that_does_not_keep_the_protocol(fault: str, test: str) -> None:
@@ -96,6 +99,20 @@ async def test_the_suite_finds_a_store_that_does_not_keep_the_protocol(fault: st
 
     with pytest.raises((AssertionError, MemoryConflict)):
         await getattr(Suite(), test)()
+
+
+@pytest.mark.parametrize("kind", ["folder", "sqlite"])
+async def test_the_empty_scope_is_refused(kind: str, tmp_path: Path) -> None:
+    """It would be the folder of all scopes; each store refuses it, to load and to change."""
+    store: Any = FolderMemory(tmp_path) if kind == "folder" else SQLiteMemory(":memory:")
+    await store.change("ada", {"a.md": "x"}, expect={})
+    with pytest.raises(UserValueError, match="scope: may not be empty"):
+        await store.load("")
+    with pytest.raises(UserValueError, match="scope: may not be empty"):
+        await store.change("", {"ada/a.md": None}, expect={"ada/a.md": "x"})
+    assert await store.load("ada") == {"a.md": "x"}
+    if kind == "sqlite":
+        await store.aclose()
 
 
 # ---------------------------------------------------------------------------------------------- folders

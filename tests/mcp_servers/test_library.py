@@ -1,15 +1,16 @@
 """Resources and prompts of real servers, as functions and as tools."""
 
 import json
+from typing import Any
 
 import pytest
 from kit.agents import script_agent
 from kit.results import read_outputs, read_requests, read_statuses
 from mcp_servers.processes import MARKS, Servers
 
-from agentloop import Runner, UserError
+from agentloop import Runner, UserError, UserTypeError
 from agentloop.items import AssistantMessage, File, Text, UserMessage
-from agentloop.mcp import MCPPrompt, MCPResource, MCPToolError
+from agentloop.mcp import MCPPrompt, MCPResource, MCPServer, MCPToolError
 from agentloop.testing import call, say
 
 pytest.importorskip("mcp", reason="needs the extra mcp: nox -s mcp")
@@ -82,3 +83,23 @@ async def test_server_without_resources_has_none(servers: Servers) -> None:
     assert list(read_outputs(result.new_items).values()) == ["There are none."] * 2
     with pytest.raises(UserError, match=r"MCPServer 'probe': get_prompt works only inside `async with server:`"):
         await server.get_prompt("tidy")
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "place"),
+    [
+        ("read_resource", (3,), "uri"),
+        ("get_prompt", (None,), "name"),
+        ("get_prompt", ("tidy", "folder"), "arguments"),
+        ("get_prompt", ("tidy", []), "arguments"),
+        ("get_prompt", ("tidy", {"folder": 3}), "arguments"),
+        ("get_prompt", ("tidy", {3: "home"}), "arguments"),
+    ],
+)
+async def test_wrong_types_are_named_before_anything_is_asked(
+    function: str, given: tuple[Any, ...], place: str
+) -> None:
+    """The server doesn't see them, and needn't be there."""
+    server = MCPServer(name="probe", command=["no-such-program"])
+    with pytest.raises(UserTypeError, match=f"^{place}: expected "):
+        await getattr(server, function)(*given)

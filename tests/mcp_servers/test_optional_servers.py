@@ -3,7 +3,8 @@
 import logging
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mcp_servers.processes import HERE, MARKS, START_SECONDS, Servers, children,
 
 from agentloop import FunctionTool, Runner, tool
 from agentloop.mcp import MCPConnectionError, MCPServer
+from agentloop.mcp._server import _HeldServer
 from agentloop.testing import call, say
 
 pytest.importorskip("mcp", reason="needs the extra mcp: nox -s mcp")
@@ -102,6 +104,38 @@ async def test_optional_server_costs_its_own_calls_alone(
     assert len(gone) == 2
     assert sum("its tools are back" in record.getMessage() for record in caplog.records) == 2
     assert children() - before <= {process.pid for process in servers.processes}
+
+
+@pytest.mark.scenario("TS-10")
+async def test_those_who_waited_for_an_attempt_share_its_failure() -> None:
+    """Their waits don't add up. Who comes later tries anew, and then all have the one connection."""
+    go_on, attempts = anyio.Event(), list[bool]()
+
+    @asynccontextmanager
+    async def open_tools() -> AsyncIterator[Any]:
+        attempts.append(go_on.is_set())
+        await go_on.wait()
+        if len(attempts) == 1:
+            raise MCPConnectionError("no answer")
+        yield "tools"
+
+    held, said = _HeldServer(open_tools), list[str]()
+
+    async def enter() -> None:
+        try:
+            said.append(str(await held.enter()))
+        except MCPConnectionError as error:
+            said.append(str(error))
+
+    for _ in range(2):
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(enter)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+    assert said == [*["no answer"] * 3, *["tools"] * 3]
+    assert attempts == [False, True]
+    await held.leave()
 
 
 @pytest.mark.scenario("TS-10")

@@ -77,7 +77,7 @@ async def test_question_without_an_answer_fails_its_call_alone(
     assert read_statuses(result) == [*["failed"] * 3, "succeeded"]
     said = [one.getMessage() for one in caplog.records if "its question got no answer" in one.getMessage()]
     assert [line.partition("no answer: ")[2] for line in said] == [
-        "UserValueError(elicit: the answer doesn't fit: amount: 'three' is not of type 'integer')",
+        "UserValueError(elicit: the answer doesn't fit the schema: amount (type))",
         "UserTypeError(elicit: expected a mapping with the fields of the schema, 'decline' or 'cancel', got a str)",
         "ValueError(no terminal)",
     ]

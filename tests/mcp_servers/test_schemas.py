@@ -215,6 +215,21 @@ def test_check_says_what_is_wrong(schema: Any, value: Any, wrong: str | None) ->
     assert said is None if wrong is None else wrong in (said or "")
 
 
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        (in_object({"type": "integer"}), {"x": "hush"}, "x (type)"),
+        (in_object(in_object({"enum": [1]})), {"x": {"x": "hush"}}, "x.x (enum)"),
+        (in_object({}, minProperties=2), {"x": "hush"}, "the whole (minProperties)"),
+        (in_object({"maxLength": 1, "format": "x", "const": 1}), {"x": "hush"}, "x (maxLength); x (const)"),
+    ],
+)
+def test_check_of_a_secret_names_places_only(schema: Any, value: Any, said: str) -> None:
+    """And the keyword of the schema, for whoever reads the log; a plain check shows the value."""
+    assert make_check(schema, Meter(), secret=True)(value) == said
+    assert "hush" in (make_check(schema, Meter())(value) or "")
+
+
 HOSTILE_SERVER = """
 import json, sys
 schema, output = json.loads(sys.argv[1])
