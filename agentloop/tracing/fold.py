@@ -265,7 +265,7 @@ class SpanFold:
         data: dict[str, Any] = {"call_id": call.call_id or call.id, "status": call.status}
         if call.status == "failed":
             data["error_type"] = "failed"
-        if self._sensitive:
+        if self._sensitive and not opened.secretive:
             data |= {"data": call.data, "output": call.output}
         at = None if opened.model is None else opened.model.started_at
         span = self._open("hosted_tool", call.kind, record, opened.model or opened.top(), data, at)

@@ -69,7 +69,9 @@ async def broken() -> str:
 
 
 def _agent() -> Agent[Any, Any]:
-    inner = Agent("inner", model=ScriptedModel([[call("search", {"query": KEY})], say(KEY)]), tools=[search])
+    looked_up = HostedToolCall("web_search_call", {"query": KEY}, "wi", "completed", KEY)
+    steps: list[Any] = [[call("search", {"query": KEY})], [respond(looked_up), say(KEY)]]
+    inner = Agent("inner", model=ScriptedModel(steps), tools=[search])
     asks = [
         call("search", {"query": WORDS}),
         call("log_in", {"user": WORDS, "password": KEY}),
