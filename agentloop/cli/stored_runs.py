@@ -13,13 +13,14 @@ import anyio
 import attrs
 import click
 import msgspec
+from click.core import ParameterSource
 
 from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.show import json_line
 from agentloop.cli.trace import Place
-from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.journal._folder import is_address
 from agentloop.journal._reading import find_runs, read_lines_of
 
@@ -28,6 +29,15 @@ if TYPE_CHECKING:  # the store is imported by this command only
 
 ACTIONS = ("list", "health", "cancel", "retry", "delete", "migrate")
 STATUSES: tuple[StoredStatus, ...] = ("running", "interrupted", "completed", "failed", "cancelled", "stopped")
+_TAKES: dict[str, set[str]] = {
+    "list": {"run_ids", "statuses", "agent", "older_than", "limit", "as_json", "key_file"},
+    "health": {"as_json"},
+    "cancel": {"run_ids", "by"},
+    "retry": {"run_ids", "key_file"},
+    "delete": {"run_ids", "statuses", "older_than"},
+    "migrate": set(),
+}
+"""The parameters of each action. Others are refused: who gives one expects that it counts."""
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
@@ -62,11 +72,15 @@ class _Command:
     async def act(self, store: PostgresStore, action: str) -> int:
         """Do *action* with the database, and return the exit code."""
         match action:
+            case "list" if self.runs:
+                asked = [await store.find(run_id) for run_id in dict.fromkeys(self.runs)]
+                self.show_chosen([run for run in asked if run is not None])
             case "list":
-                found = await store.runs(
-                    status=self.statuses or None, agent=self.agent, older_than=self.older_than, limit=self.limit
+                self.show(
+                    await store.runs(
+                        status=self.statuses or None, agent=self.agent, older_than=self.older_than, limit=self.limit
+                    )
                 )
-                self.show([run for run in found if not self.runs or run.run_id in self.runs])
             case "health":
                 return await self._show_health(store)
             case "migrate":
@@ -121,7 +135,18 @@ class _Command:
 
     def show_folder(self, folder: Path) -> None:
         """List the runs in the journals of a folder, as those of a database are."""
-        found = [run for name, path, run_id in find_runs(folder) if (run := _read_run(name, path, run_id, self.key))]
+        self.show_chosen(
+            [run for name, path, run_id in find_runs(folder) if (run := _read_run(name, path, run_id, self.key))]
+        )
+
+    def show_chosen(self, found: Sequence[StoredRun]) -> None:
+        """List those of *found* that the arguments choose.
+
+        Raises:
+            StateError: a run that they name isn't among them.
+        """
+        if missing := set(self.runs) - {run.run_id for run in found}:
+            raise StateError(f"there is no run {', '.join(map(repr, sorted(missing)))}")
         now = time.time()
         self.show(
             [
@@ -200,7 +225,7 @@ def runs(
     failed or was cancelled may be continued), `delete RUN...` or `delete --older-than 30d` (runs that are over),
     `migrate` (bring the tables up to date, by a role that may), `health`.
 
-    Exit codes: 0 all went well, 1 the database refuses or a journal is damaged, 2 wrong use.
+    Exit codes: 0 all went well, 1 there is no such RUN, the database refuses or a journal is damaged, 2 wrong use.
     """
     try:
         key = None if key_file is None else key_file.read()
@@ -231,10 +256,27 @@ def _check_use(place: Path | str, action: str, command: _Command) -> None:
             what = "expected a folder of journals, got a file" if place.exists() else "there is no such folder"
             raise UserError(f"{place}: {what}")
     assert isinstance(place, Path) or is_address(place)
+    _check_taken(action, command)
     if action in ("cancel", "retry") and not command.runs:
         raise click.UsageError(f"{action} needs the RUNs.")
-    if action == "delete" and bool(command.runs) == (command.older_than is not None):
+    if action == "delete" and not command.runs and command.older_than is None:
         raise click.UsageError("delete needs the RUNs, or --older-than AGE.")
+
+
+def _check_taken(action: str, command: _Command) -> None:
+    """Return if *action* takes all that is given.
+
+    Raises:
+        click.UsageError: if not.
+    """
+    context = click.get_current_context()
+    taken = {"run_ids"} if action == "delete" and command.runs else _TAKES[action]
+    for given in context.command.params:
+        source = context.get_parameter_source(given.name or "")
+        if isinstance(given, click.Option) and given.name not in taken and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{action}{' RUN' if command.runs else ''} takes no {given.opts[0]}.")
+    if command.runs and "run_ids" not in taken:
+        raise click.UsageError(f"{action} takes no RUN.")
 
 
 async def _perform(address: str, work: Callable[[PostgresStore], Awaitable[int]]) -> int:

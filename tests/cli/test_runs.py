@@ -59,6 +59,8 @@ def test_listed_runs_are_chosen(folder: str, invoke: Invoke) -> None:
     assert run["waiting"] == [{"call_id": "c1", "tool": "delete", "agent": "keeper", "asks": "approval"}]
     assert len(invoke("runs", folder, "--limit", "1").stdout.splitlines()) == 1
     assert invoke("runs", folder, "list", "line-000001").stdout.startswith("line-000001  completed")
+    shown = invoke("runs", folder, "list", "line-000002", "none")
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (1, "", "Error: StateError: there is no run 'none'\n")
     for options in (["--agent", "other"], ["--older-than", "3d"], ["--status", "failed"]):
         shown = invoke("runs", folder, *options)
         assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", "There is no such run.\n")

@@ -73,6 +73,10 @@ def test_runs_of_a_database_are_looked_after(address: str) -> None:
     assert "waiting for a person: 1" in health
     assert json.loads(runs(address, "health", "--json").stdout)["runs"] == {"interrupted": 1, "running": 1}
 
+    assert runs(address, "list", "run-2", "--limit", "1").stdout.startswith("run-2  running")
+    absent = runs(address, "list", "run-2", "run-3")
+    assert (absent.exit_code, absent.stderr) == (1, "Error: StateError: there is no run 'run-3'\n")
+
     refused = runs(address, "delete", "run-2")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "LeaseHeld: run 'run-2': a worker holds it" in refused.stderr
@@ -80,6 +84,39 @@ def test_runs_of_a_database_are_looked_after(address: str) -> None:
     assert runs(address, "delete", "--older-than", "0s", "--status", "interrupted").stdout == "Runs deleted: 1.\n"
     refused = runs(address, "delete", "run-1")
     assert (refused.exit_code, refused.stderr) == (1, "Error: StateError: the database holds no run 'run-1'\n")
+
+
+OPTIONS = {
+    "--status": ["completed"],
+    "--agent": ["clerk"],
+    "--older-than": ["0s"],
+    "--limit": ["1"],
+    "--json": [],
+    "--by": ["ann"],
+    "--key-file": ["-"],
+}
+
+
+@pytest.mark.parametrize(
+    ("action", "taken"),
+    [
+        (["list"], {"--status", "--agent", "--older-than", "--limit", "--json", "--key-file"}),
+        (["health"], {"--json"}),
+        (["cancel", "run-1"], {"--by"}),
+        (["retry", "run-1"], {"--key-file"}),
+        (["delete", "run-1"], set()),
+        (["delete", "--older-than", "0s"], {"--older-than", "--status"}),
+        (["migrate"], set()),
+    ],
+)
+def test_an_option_that_an_action_takes_not_is_wrong_use(action: list[str], taken: set[str]) -> None:
+    """It would be left unheeded, and a deletion go further than it was meant to. No server is asked."""
+    for option in OPTIONS.keys() - taken:
+        refused = runs("postgresql://u@[::1/x", *action, option, *OPTIONS[option])
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"takes no {option}." in refused.stderr
+    if action[0] in ("health", "migrate"):
+        assert f"{action[0]} takes no RUN." in runs("postgresql://u@[::1/x", *action, "run-1").stderr
 
 
 def test_a_database_that_refuses_is_said(address: str) -> None:
