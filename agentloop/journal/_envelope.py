@@ -41,6 +41,8 @@ _head = re.compile(_HEAD)
 _whole_head = re.compile(_HEAD + rb'"(?:last|n)"')  # excludes a head that was cut off before its key
 _line = re.compile(_HEAD + _REST)
 _OPENING = b'{"h":"'
+LINE_HEAD = b'{"h":"%s"'
+"""The beginning of a line, with its digest."""
 _AFTER_DIGEST = len(_OPENING) + 32 + len(b'",')
 
 

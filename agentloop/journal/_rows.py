@@ -47,8 +47,8 @@ class JournalRows(ABC):
         """Return the run's rows in order: number, line without its line feed."""
 
     @abstractmethod
-    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
-        """Insert *lines*, those of *records*, as rows from number *first* on, all or none.
+    def insert(self, end: End, lines: list[bytes], records: list[bytes]) -> None:
+        """Insert *lines*, those of *records*, as rows behind the chain's *end*, all or none.
 
         Raises:
             JournalError: `other_writer`, if a row of such a number is there.
@@ -73,7 +73,7 @@ class JournalRows(ABC):
             with self.as_journal_error():
                 start = self._end if self._end is not None else self._scan().end
                 lines, end = write_batch(records, start, kept=start.count, now=time.time(), seal=self._seal)
-                self.insert(start.count, [line[:-1] for line in lines], records)
+                self.insert(start, [line[:-1] for line in lines], records)
         except self._harmless:
             raise
         except BaseException as error:

@@ -21,7 +21,7 @@ from agentloop._common.sqlite_file import ERRORS, connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
-from agentloop.journal._envelope import Seal
+from agentloop.journal._envelope import End, Seal
 from agentloop.journal._rows import JournalRows
 from agentloop.journal._thread import OneAtATime
 
@@ -148,11 +148,11 @@ class _SQLiteRows(JournalRows):
     def select(self) -> Iterable[tuple[int, object]]:
         return self._connect().execute(SELECT_LINES, (self._run_id,)).fetchall()
 
-    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
+    def insert(self, end: End, lines: list[bytes], records: list[bytes]) -> None:
         connection = self._connect()
         try:
             with transaction(connection):
-                connection.executemany(_INSERT, [(self._run_id, n, line) for n, line in enumerate(lines, first)])
+                connection.executemany(_INSERT, [(self._run_id, n, line) for n, line in enumerate(lines, end.count)])
         except sqlite3.IntegrityError as error:
             raise self.other_writer() from error
 

@@ -48,7 +48,7 @@ from agentloop._common.checks import check_id
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal._checks import check_codec, check_records
-from agentloop.journal._envelope import Scan, Seal
+from agentloop.journal._envelope import LINE_HEAD, End, Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
 from agentloop.postgres._lease import FENCE, Lease, LeaseHeld, RunCancelled, describe_cancelled
@@ -65,6 +65,7 @@ WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp())
     AND (cancelled_at IS NULL OR coalesce(status, '') IN ('completed', 'failed'))
     AND (%(first)s = 0 OR EXISTS (
         SELECT 1 FROM agentloop_journal_lines AS before WHERE before.run_id = %(run_id)s AND before.n = %(first)s - 1
+            AND position(%(latest)s::bytea in before.line) = 1
     ))
 FOR UPDATE
 """
@@ -332,11 +333,12 @@ class _PostgresRows(JournalRows):
 
         return self._connections.call(read, again=True)
 
-    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
-        lease, before = self._lease, self._summary
+    def insert(self, end: End, lines: list[bytes], records: list[bytes]) -> None:
+        lease, before, first = self._lease, self._summary, end.count
         summary = before.follow(records)
         row = summary.status is not None and summary.row != self._row
-        fence, given = (_FREE, {"run_id": self._run_id}) if lease is None else (FENCE, lease.fence)
+        latest = LINE_HEAD % end.digest  # a retry may have written the line of this number anew
+        fence, given = (_FREE, {"run_id": self._run_id, "latest": latest}) if lease is None else (FENCE, lease.fence)
         statement = _APPEND.format(fence=fence, row=_ROW if row else "")
         parameters = {**given, "first": first, "lines": lines, **(summary.columns(first + len(lines)) if row else {})}
         sent = False
@@ -358,20 +360,21 @@ class _PostgresRows(JournalRows):
             except import_driver().errors.UniqueViolation as error:
                 raise self.other_writer() from error
             if added.rowcount == 0:
-                raise self._refusal(connection, first) if lease is None else lease.lose()
+                raise self._refusal(connection, end) if lease is None else lease.lose()
 
         self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
         self._summary, self._row = summary, summary.row if row else self._row
         self._connections.counts.add("appends")
         self._connections.counts.add("in_doubt", summary.in_doubt - before.in_doubt)
 
-    def _refusal(self, connection: Connection, first: int) -> Exception:
+    def _refusal(self, connection: Connection, end: End) -> Exception:
         """Return the error of an append without a lease that the rows of the run forbid."""
         cancelled = connection.execute(_CANCELLED_BY, {"run_id": self._run_id}).fetchone()
         if cancelled is not None:
             return describe_cancelled(self._run_id, cancelled[0])
-        before = {"run_id": self._run_id, "n": first - 1}
-        if first and connection.execute(_ONE, before).fetchone() is None:  # the run was deleted since it was read
+        latest = connection.execute(_ONE, {"run_id": self._run_id, "n": end.count - 1}).fetchone()
+        # Deleted, or tried again, since it was read.
+        if end.count and (latest is None or not latest[0].startswith(LINE_HEAD % end.digest)):
             return self.other_writer()
         return LeaseHeld(f"{self.name}: a worker holds the run", 0.0)
 

@@ -38,7 +38,7 @@ FROM agentloop_leases WHERE run_id = %(run_id)s
 # A worker that died can't say that its run was cancelled: the next one that asks for it does.
 _NOTE_CANCELLED = """
 UPDATE agentloop_leases SET status = 'cancelled', since = clock_timestamp(), waiting = NULL
-WHERE run_id = %(run_id)s AND status <> 'cancelled' AND cancelled_at IS NOT NULL
+WHERE run_id = %(run_id)s AND status IS DISTINCT FROM 'cancelled' AND cancelled_at IS NOT NULL
     AND (ends_at IS NULL OR ends_at <= clock_timestamp())
 """
 _RELEASE = """

@@ -60,6 +60,7 @@ WHERE run_id = %(run_id)s
 """
 _LOCK_FREE = f"SELECT 1 FROM agentloop_leases WHERE run_id = %(run_id)s AND {_FREE} FOR UPDATE SKIP LOCKED"
 _LINES = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
+_LATEST = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n DESC LIMIT 1"
 _CUT = "DELETE FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n >= %(first)s"
 _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (%(run_id)s, %(n)s, %(line)s)"
 _DELETE = "DELETE FROM agentloop_leases WHERE run_id = %(run_id)s"
@@ -108,6 +109,9 @@ def count_open(connection: Connection) -> list[tuple[str, int, float, int]]:
 def cancel_run(connection: Connection, run_id: str, by: str | None) -> bool:
     """Forbid the run to every worker. True if no worker has it."""
     with _locked(connection, run_id) as (status, is_free, _, _):
+        latest = connection.execute(_LATEST, {"run_id": run_id}).fetchone()
+        end = None if latest is None else read_end([record_of(latest[0])])
+        status = status if end is None else end.status  # a worker of an older version writes no row
         if status in ("completed", "failed"):
             raise StateError(f"run {run_id!r} is over: it has {status}, and can't be cancelled")
         connection.execute(_CANCEL, {"run_id": run_id, "by": by})

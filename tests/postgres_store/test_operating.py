@@ -34,6 +34,7 @@ from agentloop.postgres import (
     StoredRun,
 )
 from agentloop.postgres import _connections as connections_module
+from agentloop.postgres._retries import count_before_failure
 from agentloop.testing import call, fail, say
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
@@ -235,6 +236,17 @@ async def test_a_cancelled_run_whose_worker_died_stays_cancelled(store: Postgres
     assert (await found(store, "run")).status == "cancelled"
 
 
+async def test_a_run_that_is_cancelled_before_it_begins_is_listed_as_that(store: PostgresStore) -> None:
+    """Once its worker has died: the lease was all there was of it."""
+    await Lease(store.connections, "run", "dead", 0.1).take()
+    assert not await store.cancel("run", by="bob")
+    await anyio.sleep(0.15)
+    with pytest.raises(RunCancelled, match="by bob"):
+        async with store.lease("run"):
+            pass
+    assert (await found(store, "run")).status == "cancelled"
+
+
 async def test_what_is_not_there_is_said(store: PostgresStore) -> None:
     """By every call that changes a run."""
     for work in (store.cancel, store.retry, store.delete):
@@ -340,6 +352,27 @@ async def test_a_failure_behind_which_something_succeeded_is_not_tried_again(sto
     assert await PostgresJournal(store, "run").read() == lines
 
 
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_who_read_a_run_before_its_retry_appends_nothing(store: PostgresStore, key: bytes | None) -> None:
+    """A retry writes another line under the same number: one that follows the old one would make the log unreadable."""
+    log = MemoryJournal()
+    with pytest.raises(ModelBehaviorError):
+        await Runner.run(script_agent("a", fail(ModelBehaviorError("odd"))), "Go.", journal=log)
+    lines = await log.read()
+    kept = count_before_failure(lines, "run")
+    journal, reader = PostgresJournal(store, "run", key=key), PostgresJournal(store, "run", key=key)
+    await journal.append(lines[:kept])
+    await reader.read()
+    await journal.append(lines[kept:])
+    await store.retry("run", key=key)
+    with pytest.raises(JournalError, match="something else has written"):
+        await reader.append([NOTE])
+    again = PostgresJournal(store, "run", key=key)
+    assert await again.read() == lines[:kept]
+    await again.append([NOTE])
+    assert await PostgresJournal(store, "run", key=key).read() == [*lines[:kept], NOTE]
+
+
 # ---------------------------------------------------------------------------------------------- deleting
 
 
@@ -440,6 +473,24 @@ async def test_runs_of_older_tables_are_listed_after_a_migration(
         assert await store.migrate() == 1
         assert (await found(store, "c")).status == "interrupted"
         assert abs((await found(store, "c")).since - time.time()) < 600
+
+
+async def test_what_an_older_version_completed_is_not_cancelled(
+    conninfo: str, monkeypatch: pytest.MonkeyPatch, anyio_backend: Any
+) -> None:
+    """Its workers write no row, so the journal says it; a migration then writes the row."""
+    log = MemoryJournal()
+    await Runner.run(script_agent("a", say("Done.")), "Go.", journal=log)
+    lines = await log.read()
+    await make_older_tables(conninfo, monkeypatch, {"over": lines, "under way": lines[:-1], "empty": []})
+    async with PostgresStore(conninfo) as store:
+        for _ in range(2):
+            with pytest.raises(StateError, match="run 'over' is over: it has completed"):
+                await store.cancel("over")
+            assert await store.migrate() in (0, 3)
+        assert (await found(store, "over")).status == "completed"
+        assert await store.cancel("under way")
+        assert await store.cancel("empty")
 
 
 async def test_a_role_that_may_not_change_tables_works_once_they_are_there(
