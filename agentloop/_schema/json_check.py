@@ -243,6 +243,21 @@ def check_schema(what: str, schema: Any) -> dict[str, Any]:
     return copied
 
 
+def leave_out(keyword: str, schema: Any) -> Any:
+    """Return *schema* without *keyword*, in every part that `find_violation` would look at; wrong ones stay wrong."""
+    if not isinstance(schema, Mapping):
+        return schema
+    left = {name: given for name, given in schema.items() if name != keyword}
+    for name, given in left.items():
+        if name in _PARTS_BY_NAME and isinstance(given, Mapping):
+            left[name] = {key: leave_out(keyword, part) for key, part in given.items()}
+        elif name in _PARTS:
+            left[name] = leave_out(keyword, given)
+        elif name in _LISTS and isinstance(given, list):
+            left[name] = [leave_out(keyword, part) for part in given]
+    return left
+
+
 def _as_dict(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)

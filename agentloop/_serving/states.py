@@ -40,7 +40,12 @@ def is_name(text: str) -> bool:
 
 @runtime_checkable
 class StateStore(Protocol):
-    """Keeps the states of paused runs. Any object with these two methods is one."""
+    """Keeps the states of paused runs. Any object with these two methods is one.
+
+    A third method is optional: `put_back(handle, state)` keeps a state again that was taken by *handle*, and returns
+    the handle. A request that is refused then leaves the handle as it was, which its owner has; without the method the
+    refusal has a new one.
+    """
 
     async def put(self, state: str) -> str:
         """Keep *state*, and return the handle by which it can be taken. The handle can't be guessed.
@@ -55,6 +60,16 @@ class StateStore(Protocol):
         Of several callers, at the same time and in any process, exactly one gets the state.
         """
         ...
+
+
+@runtime_checkable
+class _ReturnStore(StateStore, Protocol):
+    async def put_back(self, handle: str, state: str) -> str: ...
+
+
+async def put_back(store: StateStore, handle: str, state: str) -> str:
+    """Keep *state*, which was taken by *handle*, under that handle if *store* can do that; return its handle."""
+    return await (store.put_back(handle, state) if isinstance(store, _ReturnStore) else store.put(state))
 
 
 class MemoryStates:
@@ -89,11 +104,18 @@ class MemoryStates:
         Raises:
             StateError: the state is larger than `max_bytes`. The others stay.
         """
+        return await self.put_back(new_name(), state)
+
+    async def put_back(self, handle: str, state: str) -> str:
+        """Keep *state*, which was taken by *handle*, under that handle, and return it; see `StateStore`.
+
+        Raises:
+            StateError: the state is larger than `max_bytes`. The others stay.
+        """
         await checkpoint()
         size = sys.getsizeof(state)
         if size > self._max_bytes:
             raise StateError(f"the state takes {size} bytes, and MemoryStates keep at most {self._max_bytes} of all")
-        handle = new_name()
         while self._states and (
             len(self._states) >= self._limit
             or self._size + size > self._max_bytes
@@ -158,7 +180,14 @@ class FolderStates:
         Raises:
             StateError: if the disk refuses.
         """
-        handle = f"{new_name()}-{short_digest(state)}"
+        return await self.put_back(f"{new_name()}-{short_digest(state)}", state)
+
+    async def put_back(self, handle: str, state: str) -> str:
+        """Keep *state*, which was taken by *handle*, under that handle, and return it; see `StateStore`.
+
+        Raises:
+            StateError: if the disk refuses.
+        """
         await anyio.to_thread.run_sync(self._put, handle, state)
         return handle
 
@@ -235,6 +264,11 @@ class BoundStates:
         """Keep *state*; see `StateStore`."""
         return f"{await self._store.put(state)}.{short_digest(state)}"
 
+    async def put_back(self, handle: str, state: str) -> str:
+        """Keep *state*, which was taken by *handle*; see `StateStore`."""
+        inner, _, digest = handle.rpartition(".")
+        return f"{await put_back(self._store, inner, state)}.{digest}"
+
     async def take(self, handle: str) -> str | None:
         """Return the state of *handle* and forget it; see `StateStore`.
 
@@ -266,6 +300,10 @@ class ClientStates:
     async def put(self, state: str) -> str:
         """Return *state* with its ticket."""
         return f"{await self._tickets.put(_digest(state))}.{state}"
+
+    async def put_back(self, handle: str, state: str) -> str:
+        """Return *state* with the ticket of *handle*, by which it was taken; see `StateStore`."""
+        return f"{await put_back(self._tickets, handle.partition('.')[0], _digest(state))}.{state}"
 
     async def take(self, handle: str) -> str | None:
         """Return the state in *handle*, once; None if its ticket is unknown, taken, or another state's."""

@@ -30,6 +30,7 @@ from ag_ui import core as ui
 
 from agentloop import events as ev
 from agentloop._common.web_names import ANY
+from agentloop._schema.json_check import leave_out
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._http import HTTPRefusal
@@ -356,6 +357,9 @@ def read_input(body: bytes, client_tools: Collection[str]) -> AGUIInput:
 def _read_tools(given: Iterable[ui.Tool], client_tools: Collection[str]) -> dict[str, FunctionTool[Any]]:
     """Return the tools of a client that are in *client_tools*, by name.
 
+    Patterns in their schemas are shown to the model, and left to the client to check: here one could keep the event
+    loop of all runs busy.
+
     Raises:
         HTTPRefusal: one isn't valid, or two have one name (400).
     """
@@ -366,11 +370,12 @@ def _read_tools(given: Iterable[ui.Tool], client_tools: Collection[str]) -> dict
         if tool.name in found:
             raise HTTPRefusal(400, f"Two tools have the name {tool.name[:100]!r}.")
         try:
-            found[tool.name] = ExternalTool(
-                tool.name, tool.description, tool.parameters or {}, returns={"type": "string"}
-            )
+            checked = leave_out("pattern", tool.parameters or {})
+            made = ExternalTool(tool.name, tool.description, checked, returns={"type": "string"})
         except UserError as error:
             raise HTTPRefusal(400, f"A tool doesn't fit: {str(error)[:500]}.") from None
+        shown = {**made.params_json_schema, **(tool.parameters or {})}
+        found[tool.name] = attrs.evolve(made, params_json_schema=shown)
     return found
 
 
@@ -386,11 +391,12 @@ def _find_outputs(messages: Sequence[Any]) -> tuple[dict[str, ui.ToolMessage], s
             break
         if message.role == "tool":
             outputs[message.tool_call_id] = message
-        called = message.tool_calls or () if message.role == "assistant" and outputs else ()
-        handles = {call.id: _find_handle(call.metadata) for call in called}
-        for last in outputs:
-            if (handle := handles.get(last)) is not None:
-                return {each: outputs[each] for each in outputs if handles.get(each) == handle}, {handle}
+        called = message.tool_calls or () if message.role == "assistant" else ()
+        found = {call.id: _find_handle(call.metadata) for call in called if call.id in outputs}
+        handles = {each: handle for each, handle in found.items() if handle is not None}
+        if handles:  # so all outputs are looked through once, not for each message
+            last = next(handles[each] for each in outputs if each in handles)
+            return {each: output for each, output in outputs.items() if handles.get(each) == last}, {last}
     return {}, set()
 
 

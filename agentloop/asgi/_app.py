@@ -213,7 +213,7 @@ class AgentApp:
             cancelled: True to resume also runs that were cancelled: by the end of the application, or by a client;
                 the journal doesn't tell them apart.
             context_of: Called with the id of each run that is resumed, and its owner; returns its context, in place of
-                one `context=` for all.
+                one `context=` for all. If it raises, that run is in `failed`, and the others are resumed.
             options: `RunOptions` without a journal.
 
         Raises:

@@ -16,7 +16,7 @@ import attrs
 
 from agentloop._common.error_text import error_summary
 from agentloop._engine.run_stream import RunStream
-from agentloop._serving.states import StateStore, new_name
+from agentloop._serving.states import StateStore, new_name, put_back
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, FeedReader
@@ -298,7 +298,7 @@ class Handlers:
             live = self.host.claim(new_name())
             response = self._prepare(live, None, state, grant, form)
         except Exception as error:
-            await self._keep_again(text, refusal_for(error))
+            await self._keep_again(handle, text, refusal_for(error))
         await self._serve(response, live, None, client)
 
     async def _take(self, handle: str) -> str:
@@ -307,16 +307,19 @@ class Handlers:
             raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
         return text
 
-    async def _keep(self, text: str) -> str:
-        """Keep a state that was taken, also after a cancellation: it must not be lost. Return its new handle."""
+    async def _keep(self, text: str, handle: str | None = None) -> str:
+        """Keep a state that was taken, also after a cancellation: it must not be lost. Return its handle.
+
+        That is *handle* again, if the store can: who may not have the run doesn't take it from its owner.
+        """
         with anyio.move_on_after(USUAL_GRACE, shield=True):
-            return await self.states.put(text)
+            return await (self.states.put(text) if handle is None else put_back(self.states, handle, text))
         raise TimeoutError(f"the store of paused runs did not take a state within {USUAL_GRACE:g} s")
 
-    async def _keep_again(self, text: str, refusal: HTTPRefusal) -> NoReturn:
-        """Keep a state as it was, and refuse what was asked of it, with the new handle."""
+    async def _keep_again(self, handle: str, text: str, refusal: HTTPRefusal) -> NoReturn:
+        """Keep a state as it was, and refuse what was asked of it, with the handle."""
         raise HTTPRefusal(
-            refusal.status, refusal.sentence, **refusal.fields, handle=await self._keep(text)
+            refusal.status, refusal.sentence, **refusal.fields, handle=await self._keep(text, handle)
         ) from refusal.__cause__
 
     # -- input
@@ -386,10 +389,9 @@ class Handlers:
                 state = RunState.from_string(self.agent, text, **self.unseal)
                 grant.check_owner(state.owner)
                 given = await _put_into(state, put)
-                changed = state.to_string(**self.seal)
-            except Exception as error:
-                await self._keep_again(text, refusal_for(error))
-            handle = {"handle": await self._keep(changed)}
+                handle = {"handle": await self._keep(state.to_string(**self.seal))}
+            except Exception as error:  # the store's, too, which may have no room for the longer state
+                await self._keep_again(body.handle, text, refusal_for(error))
         await answer_json(client.send, 202, {"run": run, "id": given or body.id, **handle})
 
     # -- another protocol

@@ -39,7 +39,8 @@ class ResumedRuns:
         ended: Runs that have completed, failed, or were cancelled.
         held: Runs that are under way: another process has the journal's lock, or this application runs them.
         failed: Runs that can't be resumed, each with its error: the journal is damaged or empty (`JournalError`,
-            `HTTPRefusal`), the agents don't fit it (`StateError`), or too many runs are under way (`HTTPRefusal`).
+            `HTTPRefusal`), the agents don't fit it (`StateError`), too many runs are under way (`HTTPRefusal`), or
+            `context_of` has raised the error.
     """
 
     resumed: tuple[str, ...] = ()
@@ -65,12 +66,27 @@ async def resume_runs(
     for run in await folder.runs():
         try:
             found[await _resume(host, folder, run, cancelled, options, context_of)].append(run)
-        except (HTTPRefusal, JournalError, StateError) as error:
-            logger.error("web run %s can't be resumed: %s", run, error_summary(error))
-            failed[run] = error
+        except (HTTPRefusal, JournalError, StateError, _NoContext) as error:
+            failed[run] = error.reason if isinstance(error, _NoContext) else error
+            logger.error("web run %s can't be resumed: %s", run, error_summary(failed[run]))
     if found["held"]:
         logger.warning("web runs under way already: %s", ", ".join(found["held"]))
     return ResumedRuns(failed=failed, **{kind: tuple(runs) for kind, runs in found.items()})
+
+
+class _NoContext(Exception):
+    """The application has no context for a run, for its own *reason*: no fault of the options, which are for all."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _ask_for_context(context_of: ContextOf, run: str, owner: str | None) -> Any:
+    try:
+        return context_of(run, owner)
+    except Exception as error:
+        raise _NoContext(error) from error
 
 
 async def _resume(
@@ -92,7 +108,9 @@ async def _resume(
             state = await host.load(locked)
             kind = _choose(state, cancelled)
             if kind == "resumed":
-                own = options if context_of is None else {**options, "context": context_of(run, state.owner)}
+                own = options
+                if context_of is not None:
+                    own = {**options, "context": _ask_for_context(context_of, run, state.owner)}
                 await host.prepare(live, state, locked, own)
                 host.start(live, locked)
         if kind != "resumed":

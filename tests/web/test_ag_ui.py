@@ -2,9 +2,11 @@
 
 import json
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kit.work import count_work
 from web.agents import Watched, deleting, looking
 from web.harness import ask
 
@@ -331,6 +333,66 @@ async def test_a_tool_of_the_client_is_called_in_every_turn_that_wants_it() -> N
     assert texts(await client.run()) == ["Both."]
     outputs = [item.output for item in model.requests[-1].items if isinstance(item, ToolOutput)]
     assert outputs == ["red", "blue"]
+
+
+TEXT = {"type": "string", "pattern": "("}
+"""A pattern that Python doesn't even read: who evaluates it is refused."""
+PATTERNS: dict[str, Any] = {
+    "properties": {"properties": {"x": TEXT}},
+    "additionalProperties": {"properties": {"l": {}}, "additionalProperties": TEXT},
+    "$defs": {"properties": {"x": {"$ref": "#/$defs/text"}}, "$defs": {"text": TEXT}},
+    "definitions": {"properties": {"x": {"$ref": "#/definitions/text"}}, "definitions": {"text": TEXT}},
+    "items": {"properties": {"l": {"items": TEXT}}},
+    "prefixItems": {"properties": {"l": {"prefixItems": [TEXT]}}},
+    "allOf": {"allOf": [{"properties": {"x": TEXT}}]},
+    "anyOf": {"properties": {"x": {"anyOf": [TEXT]}}},
+    "oneOf": {"properties": {"x": {"oneOf": [TEXT]}}},
+    "pattern": {"pattern": "(", "properties": {"x": TEXT}},
+}
+
+
+@pytest.mark.scenario("PE-08")
+@pytest.mark.parametrize("place", PATTERNS)
+async def test_patterns_of_a_client_are_shown_and_not_evaluated(place: str) -> None:
+    """One can take years, for which no other run would continue; all else in the schema is checked."""
+    schema = {"type": "object", "required": ["x", "l"], **PATTERNS[place]}
+    app, model = offering(call("pick", {"x": "a"}, "c1"), call("pick", {"x": "a", "l": ["a"]}, "c2"), say("Done."))
+    client = FrontEnd(app, "pick", **schema)
+    client.say("Pick.")
+    events = await client.run()
+    assert ["'l' is missing" in event.content for event in events if event.type == "TOOL_CALL_RESULT"] == [True]
+    assert client.waiting() == ["pick"]
+    [offered] = [tool for tool in model.requests[0].tools if tool.name == "pick"]
+    assert offered.params_json_schema == {"properties": {}} | schema
+
+
+@pytest.mark.scenario("PE-08")
+async def test_values_and_names_that_are_called_pattern_are_checked() -> None:
+    """Only the keyword is left out."""
+    schema = {"properties": {"pattern": {"type": "integer"}, "x": {"enum": [{"pattern": "a"}]}}}
+    good = {"pattern": 1, "x": {"pattern": "a"}}
+    calls = [call("pick", {**good, **wrong}, f"c{at}") for at, wrong in enumerate([{"pattern": "a"}, {"x": {}}, {}])]
+    app, _ = offering(*calls, say("Done."))
+    client = FrontEnd(app, "pick", **schema)
+    client.say("Pick.")
+    events = await client.run()
+    assert [event.tool_call_id for event in events if event.type == "TOOL_CALL_RESULT"] == ["c0", "c1"]
+    assert client.waiting() == ["pick"]
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_work_for_outputs_grows_as_they_do(answers: bool) -> None:
+    """Of outputs alone, and of outputs behind answers of the model without a handle."""
+    from agentloop.asgi._ag_ui import _find_outputs
+
+    def work(size: int) -> int:
+        outputs = [SimpleNamespace(role="tool", tool_call_id=str(at)) for at in range(size)]
+        calls = [[SimpleNamespace(id=str(at), metadata=None)] for at in range(size)]
+        said = [SimpleNamespace(role="assistant", tool_calls=each) for each in calls] if answers else []
+        return count_work(lambda meter: _find_outputs([*said, *outputs])).total
+
+    work(10)  # the first steps that a process counts may be none
+    assert 0 < work(1_000) <= 11 * work(100)
 
 
 @pytest.mark.scenario("PE-08")

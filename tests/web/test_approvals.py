@@ -351,6 +351,27 @@ class Shelf:
         self.kept[one], self.kept[other] = self.kept[other], self.kept[one]
 
 
+class GivingShelf(Shelf):
+    """Takes a state back under its handle."""
+
+    async def put_back(self, handle: str, state: str) -> str:
+        """Keep it again."""
+        self.kept[handle] = state
+        return handle
+
+
+@pytest.mark.parametrize("carried", [False, True])
+async def test_a_store_that_takes_nothing_back_gives_a_new_handle(carried: bool) -> None:
+    """The refusal has it; the run isn't lost, and the old handle finds nothing."""
+    watched = Watched()
+    app = AgentApp(watched.agent(deleting()), states=ClientStates(Shelf()) if carried else Shelf(), key=KEY)
+    handle = await pause(app)
+    refused = await decide(app, handle, {**YES, "call_id": "call_9"})
+    assert (await decide(app, handle, YES, NO)).status == 409
+    assert (await decide(app, refused.json["handle"], YES, NO)).status == 200
+    assert watched.deleted == ["a"]
+
+
 def exchange_files(folder: Path) -> None:
     """Put the two files of *folder* into each other's place."""
     one, other = folder.iterdir()

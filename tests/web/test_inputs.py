@@ -13,7 +13,8 @@ from web.test_approvals import ELSEWHERE, NO, PLACES, YES
 from web.test_continued import Journals
 
 from agentloop import Agent, AskAgain, input_guardrail
-from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
+from agentloop.asgi import AgentApp, Grant, JournalFolder, MemoryStates, WebRequest
+from agentloop.exceptions import StateError
 from agentloop.items import UserMessage
 from agentloop.records import InputAdded, InputWithdrawn
 from agentloop.state import RunState
@@ -151,6 +152,37 @@ async def test_a_handle_of_a_paused_run_takes_input_once(tmp_path: Path) -> None
     assert (await add(app, run)).status == 404
     assert (await add(app, run, handle=handle)).status == 202
     assert (await add(app, run, handle=handle)).status == 409
+
+
+class FullStates(MemoryStates):
+    """Refuses new states while it is full."""
+
+    full = False
+
+    async def put(self, state: str) -> str:
+        if self.full:
+            raise StateError("no room")
+        return await super().put(state)
+
+
+@pytest.mark.parametrize("what", ["input", "withdraw"])
+async def test_a_store_without_room_for_the_longer_state_keeps_the_run(what: str) -> None:
+    """The request is refused; the run waits under its handle, as it was."""
+    states = FullStates()
+    agent = Watched().agent(deleting())
+    app = AgentApp(agent, states=states)
+    response = await ask(app, "POST", "/runs", HELLO)
+    run, handle = response.headers["agentloop-run"], response.frames[-1].data["handle"]
+    handle = (await add(app, run, id="a", handle=handle)).json["handle"]
+    states.full = True
+    refused = await (
+        add(app, run, id="b", handle=handle) if what == "input" else withdraw(app, run, id="a", handle=handle)
+    )
+    assert (refused.status, refused.json["handle"]) == (409, handle)
+    states.full = False
+    decided = await ask(app, "POST", "/verdicts", {"handle": handle, "verdicts": [YES, NO]})
+    assert decided.frames[-1].data["status"] == "completed"
+    assert shown(agent) == ["hello", "In French."]
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

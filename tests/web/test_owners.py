@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from web.agents import Watched, deleting, holding
 from web.harness import Exchange, ask, cut_journal, send_request
-from web.test_approvals import PLACES, YES
+from web.test_approvals import KEY, PLACES, YES, GivingShelf
 from web.test_continued import going_on
 
 from agentloop import UserError
-from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
+from agentloop.asgi import AgentApp, ClientStates, Grant, JournalFolder, WebRequest
 
 HELLO = {"input": "hello"}
 pytestmark = [pytest.mark.real_clock]
@@ -95,18 +95,30 @@ async def test_a_stored_run_is_there_for_its_owner_alone(tmp_path: Path) -> None
     assert watched.deleted == ["a"]
 
 
-@pytest.mark.parametrize("place", ["memory", "folder", "client"])
+OWN_STORES: dict[str, Any] = {
+    "shelf": lambda path: {"states": GivingShelf()},
+    "tickets": lambda path: {"states": ClientStates(GivingShelf()), "key": KEY},
+}
+
+
+@pytest.mark.parametrize("place", ["memory", "folder", "client", *OWN_STORES])
 async def test_a_handle_is_its_owners_alone(place: str, tmp_path: Path) -> None:
-    """Who has found the handle of another user's run can't decide on it; the run still waits."""
+    """Who has found the handle of another user's run can't decide on it, and doesn't take it away from its owner."""
     watched = Watched()
-    app = AgentApp(watched.agent(deleting()), admit=by_header, **PLACES[place](tmp_path))
+    app = AgentApp(watched.agent(deleting()), admit=by_header, **{**PLACES, **OWN_STORES}[place](tmp_path))
     paused = await ask_as(app, "ada", "POST", "/runs", HELLO)
     handle = paused.frames[-1].data["handle"]
     run = paused.headers["agentloop-run"]
-    for path, body in (("/verdicts", {"verdicts": [YES]}), (f"/runs/{run}/input", HELLO)):
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/verdicts", {"verdicts": [YES]}),
+        (f"/runs/{run}/answer", {"call_id": "call_1", "value": 1}),
+        (f"/runs/{run}/input", HELLO),
+        (f"/runs/{run}/withdraw", {"id": "x"}),
+    ]
+    for path, body in requests:
         refused = await ask_as(app, "eve", "POST", path, {**body, "handle": handle})
-        assert (refused.status, refused.json["error"]) == (404, "There is no such run.")
-        handle = refused.json["handle"]
+        assert refused.status == 404
+        assert refused.json == {"error": "There is no such run.", "handle": handle}
     assert watched.deleted == []
     decided = await ask_as(app, "ada", "POST", "/verdicts", {"handle": handle, "verdicts": [YES]})
     assert decided.status == 200
@@ -149,3 +161,24 @@ async def test_runs_are_resumed_with_the_context_of_their_owner(tmp_path: Path) 
             assert (await ask_as(app, "eve", "GET", f"/runs/{run}/events")).status == 404
     assert asked == runs
     assert sorted(seen) == ["ada", "bob"]
+
+
+async def test_a_run_without_a_context_prevents_no_other(tmp_path: Path) -> None:
+    """The error of the application says why the first one isn't resumed; it can be resumed later."""
+    folder = JournalFolder(tmp_path)
+    async with going_on(Watched().agent(deleting()), folder, admit=by_header) as app:
+        made = [(await ask_as(app, "ada", "POST", "/runs", HELLO)).headers["agentloop-run"] for _ in range(3)]
+    for run in made:
+        await cut_journal(tmp_path / f"{run}.journal")
+    first, *others = await folder.runs()
+    gone = KeyError("ada")
+
+    def find(run: str, owner: str | None) -> Any:
+        if run == first:
+            raise gone
+        return owner
+
+    async with going_on(Watched().agent(deleting() * 3), folder, admit=by_header) as app:
+        found = await app.resume_all(context_of=find)
+        assert (list(found.resumed), dict(found.failed)) == (others, {first: gone})
+        assert first in (await app.resume_all()).resumed

@@ -381,12 +381,12 @@ async def test_store_of_states_that_does_not_answer_is_given_up(
     """Neither the request nor the end of the application waits longer for it than for a journal."""
 
     class Stuck(MemoryStates):
-        async def put(self, state: str) -> str:
-            if self._states or self.taken:
-                await anyio.sleep_forever()
-            return await super().put(state)
-
         taken = False
+
+        async def put_back(self, handle: str, state: str) -> str:
+            if self.taken:
+                await anyio.sleep_forever()
+            return await super().put_back(handle, state)
 
         async def take(self, handle: str) -> str | None:
             self.taken = True
