@@ -308,7 +308,7 @@ def migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
         StateError: the tables are of a later version; or they have to be made or changed, and the role may not.
     """
     made = connection.execute("SELECT to_regclass('agentloop_schema')").fetchone()[0]
-    if made is not None and _read_version(connection) == len(migrations):
+    if made is not None and _read_version(connection, len(migrations)) == len(migrations):
         return
     try:
         with connection.transaction():
@@ -323,17 +323,16 @@ def migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
 def _migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
     connection.execute("CREATE TABLE IF NOT EXISTS agentloop_schema (version integer NOT NULL)")
-    version = _read_version(connection)
-    if version > len(migrations):
-        raise StateError(
-            f"the database has tables of version {version}, of a later agentloop; this one knows {len(migrations)}"
-        )
+    version = _read_version(connection, len(migrations))
     for statements in migrations[version:]:
         connection.execute(statements)
     connection.execute("DELETE FROM agentloop_schema")
     connection.execute("INSERT INTO agentloop_schema (version) VALUES (%s)", (len(migrations),))
 
 
-def _read_version(connection: Connection) -> int:
+def _read_version(connection: Connection, known: int) -> int:
     row = connection.execute("SELECT version FROM agentloop_schema").fetchone()
-    return 0 if row is None else row[0]
+    version: int = 0 if row is None else row[0]
+    if version > known:  # said to a role that may not change tables, too: a migration by another wouldn't help
+        raise StateError(f"the database has tables of version {version}, of a later agentloop; this one knows {known}")
+    return version

@@ -75,16 +75,20 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM agentloop_leases USING old WHERE agentloop_leases.run_id = old.run_id
 """
-# Rows that no statement of this version has written, and those that a worker of an older one has left behind.
+# Of a page of rows: those that no statement of this version has written, and those that a worker of an older one has
+# left behind. A page takes milliseconds, while all rows of a large table at once would take longer than the timeout.
 _BEHIND = f"""
-SELECT held.run_id FROM agentloop_leases AS held
-LEFT JOIN LATERAL (
-    SELECT n, line FROM agentloop_journal_lines AS lines WHERE lines.run_id = held.run_id ORDER BY n DESC LIMIT 1
-) AS latest ON true
-WHERE held.run_id > %(after)s AND {_FREE} AND cancelled_at IS NULL AND (
+WITH held AS MATERIALIZED (
+    SELECT run_id, status, records, ends_at, cancelled_at FROM agentloop_leases
+    WHERE run_id > %(after)s ORDER BY run_id LIMIT %(most)s
+)
+SELECT held.run_id, {_FREE} AND cancelled_at IS NULL AND (
     held.records IS NULL OR (latest.n >= held.records AND (
         held.status <> 'running' OR position('"record":{{"kind":"run_ended","path":[],'::bytea in latest.line) > 0)))
-ORDER BY held.run_id LIMIT %(most)s
+FROM held LEFT JOIN LATERAL (
+    SELECT n, line FROM agentloop_journal_lines AS lines WHERE lines.run_id = held.run_id ORDER BY n DESC LIMIT 1
+) AS latest ON true
+ORDER BY held.run_id
 """
 
 
@@ -156,12 +160,14 @@ def delete_batch(connection: Connection, statuses: Collection[str], seconds: flo
     return deleted
 
 
-def update_batch(connection: Connection, after: str, most: int) -> list[str]:
-    """Bring at most *most* rows up to date, of runs that follow *after*; return these runs, in order.
+def update_batch(connection: Connection, after: str, most: int) -> tuple[str | None, int]:
+    """Look at the rows of the first *most* runs that follow *after*, and bring those up to date that are behind.
 
-    Each row is written in its own transaction. A run that a worker takes meanwhile is left to its appends.
+    Returns the last of these runs, None if there are no more, and how many rows were behind. Each is written in its own
+    transaction. A run that a worker takes meanwhile is left to its appends.
     """
-    behind = [run_id for (run_id,) in connection.execute(_BEHIND, {"after": after, "most": most}).fetchall()]
+    page = connection.execute(_BEHIND, {"after": after, "most": most}).fetchall()
+    behind = [run_id for run_id, is_behind in page if is_behind]
     for run_id in behind:
         with connection.transaction():
             row = connection.execute(_LOCK_FREE, {"run_id": run_id}).fetchone()
@@ -169,7 +175,7 @@ def update_batch(connection: Connection, after: str, most: int) -> list[str]:
                 lines = connection.execute(_LINES, {"run_id": run_id}).fetchall()
                 # A row needs no check of the lines: who reads the run checks them, and has the key.
                 _write_row(connection, run_id, [record_of(line) for _, line in lines])
-    return behind
+    return page[-1][0] if page else None, len(behind)
 
 
 @contextmanager

@@ -281,14 +281,19 @@ class PostgresStore:
         the tables were changed: call it again once these workers have ended. It reads each such run's journal, needs no
         key, and may be cut off and repeated.
 
+        Args:
+            batch: How many rows a statement looks at.
+
         Raises:
             StateError: the tables are of a later version, or the role may not change them.
             JournalError: the database refuses or can't be reached.
         """
         check_count("batch", batch)
-        after, total = "", 0
-        while written := await self._ask(partial(operating.update_batch, after=after, most=batch)):
-            after, total = written[-1], total + len(written)
+        after: str | None = ""
+        total = 0
+        while after is not None:
+            after, written = await self._ask(partial(operating.update_batch, after=after, most=batch))
+            total += written
         return total
 
     async def health(self) -> StoreHealth:

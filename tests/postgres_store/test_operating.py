@@ -34,6 +34,7 @@ from agentloop.postgres import (
     StoredRun,
 )
 from agentloop.postgres import _connections as connections_module
+from agentloop.postgres._operating import update_batch
 from agentloop.postgres._retries import count_before_failure
 from agentloop.testing import call, fail, say
 
@@ -468,6 +469,9 @@ async def test_runs_of_older_tables_are_listed_after_a_migration(
         rows = {row.run_id: (row.status, len(row.waiting)) for row in await store.runs()}
         assert rows == {"a": ("interrupted", 1), "b": ("interrupted", 0), "c": ("running", 0)}
         assert await store.migrate() == 0
+        # A statement looks at so many rows, also where none of them is behind: all at once would take too long.
+        assert await store.connections.run(partial(update_batch, after="", most=2)) == ("b", 0)
+        assert await store.connections.run(partial(update_batch, after="d", most=2)) == (None, 0)
         # A worker of the older version continues what has a row already.
         await store.connections.run(partial(write_as_before, run_id="c", records=lines, first=2))
         assert await store.migrate() == 1
@@ -517,6 +521,10 @@ async def test_a_role_that_may_not_change_tables_works_once_they_are_there(
         assert await worker.migrate() == 0
         await worker.cancel("run")
         await worker.delete("run")
+        await worker.connections.run(lambda db: db.execute("UPDATE agentloop_schema SET version = 9"))
+    async with PostgresStore(conninfo.replace("user=postgres", f"user={name}")) as older:
+        with pytest.raises(StateError, match="tables of version 9, of a later agentloop; this one knows 3"):
+            await older.runs()
 
 
 # ---------------------------------------------------------------------------------------------- health
