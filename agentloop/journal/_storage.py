@@ -91,7 +91,7 @@ class FileStorage:
         try:
             _lock(descriptor)
             if durable and os.fstat(descriptor).st_size == 0:
-                _sync_folder(os.path.dirname(self._path) or ".")
+                sync_folder(os.path.dirname(self._path) or ".")
         except BaseException:
             close_lock_file(descriptor)
             raise
@@ -136,7 +136,7 @@ if sys.platform == "win32":  # pragma: no cover - another platform than that of 
     def _sync(descriptor: int) -> None:
         os.fsync(descriptor)
 
-    def _sync_folder(path: str) -> None:
+    def sync_folder(path: str) -> None:
         """Do nothing: Windows can't open a folder, and its file system journals the entries."""
 
 else:
@@ -157,7 +157,8 @@ else:
         def _sync(descriptor: int) -> None:
             os.fdatasync(descriptor)  # the size is synced with the data; times needn't be
 
-    def _sync_folder(path: str) -> None:
+    def sync_folder(path: str) -> None:
+        """Wait until the entries of the folder *path* would outlive a power failure."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -83,6 +83,17 @@ def find_parts(known: Sequence[bytes], wanted: Sequence[bytes]) -> Iterator[tupl
 # -- the workflow's side
 
 
+class ActivityInput(NamedTuple):
+    """The `items` and `call_ids` of one activity, and the bytes of the items.
+
+    The bytes are those of the items as JSON, whether they are packed or not, and a codec's about twice as many: the
+    workflow's timers depend on them, and a replay may be by a worker that packs otherwise, as one with a store does.
+    """
+
+    data: dict[str, Any]
+    size: int
+
+
 @attrs.frozen
 class _Told:
     """The list that the latest activity of a run got."""
@@ -106,8 +117,8 @@ class Telling:
         """Tell the next conversation of the run at *path* as a whole."""
         self._told.pop(path, None)
 
-    def tell(self, path: tuple[str, ...], items: Sequence[Item], call_ids: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the `items` and `call_ids` of the activities that tell *items*, the last one that of the call itself.
+    def tell(self, path: tuple[str, ...], items: Sequence[Item], call_ids: Iterable[str]) -> list[ActivityInput]:
+        """Return the inputs of the activities that tell *items*, the last one that of the call itself.
 
         Those before it only keep what is too large for one payload.
 
@@ -122,17 +133,18 @@ class Telling:
         steps = []
         listed = [] if known is None else known.digests
         lacking = [pieces[one] for one in find_parts(listed, wanted) if isinstance(one, int)]
-        if sum(piece.size for piece in lacking) > self._most:
+        if (size := _measure(lacking)) > self._most:
+            size = 0
             for chunk in _divide(lacking, self._most):
                 kept = [*listed, *(piece.digest for piece in chunk)]
                 told = known.call_ids if known is not None else frozenset()
                 parts: Parts = [[0, len(listed)]] if listed else []
                 name = name_list(kept, told)
-                steps.append(self._form(known, [*parts, self._write_new(chunk)], name, hidden, ()))
+                steps.append(self._form(known, [*parts, self._write_new(chunk)], name, hidden, (), _measure(chunk)))
                 known, listed = _Told(name, kept, told, hidden), kept
         name = name_list(wanted, ids)
         added = ids if known is None else ids - known.call_ids
-        steps.append(self._form(known, self._write_parts(listed, pieces, wanted), name, hidden, added))
+        steps.append(self._form(known, self._write_parts(listed, pieces, wanted), name, hidden, added, size))
         self._told[path] = _Told(name, wanted, ids, hidden)
         return steps
 
@@ -144,11 +156,14 @@ class Telling:
         self._pieces[path] = now
         return [now[id(item)][1] for item in items]
 
-    def _form(self, known: _Told | None, parts: Parts, name: str, hidden: bool, added: Iterable[str]) -> dict[str, Any]:
+    def _form(
+        self, known: _Told | None, parts: Parts, name: str, hidden: bool, added: Iterable[str], size: int
+    ) -> ActivityInput:
         form: Any = {"base": None if known is None else known.name, "parts": parts, "name": name}
         if known is None and len(parts) <= 1 and not any(isinstance(part["new"], str) for part in parts):
             form = parts[0]["new"] if parts else []  # as workers know it that are older than the names
-        return {"items": seal(form, self._codec) if hidden else form, "call_ids": sorted(added)}
+        data = {"items": seal(form, self._codec) if hidden else form, "call_ids": sorted(added)}
+        return ActivityInput(data, size * _SEALED if hidden else size)
 
     def _write_parts(self, known: Sequence[bytes], pieces: Sequence[Piece], wanted: Sequence[bytes]) -> Parts:
         parts: Parts = []
@@ -168,6 +183,14 @@ class Telling:
         text = json.dumps(items, separators=(",", ":"))
         packed = pack(text, is_packing=self._is_packing)
         return {"new": items if packed is text else packed}
+
+
+_SEALED = 2
+"""Bytes of a sealed text for each of the text: a codec's own base64 in ours makes 1.8."""
+
+
+def _measure(pieces: Iterable[Piece]) -> int:
+    return sum(piece.size for piece in pieces)
 
 
 def _divide(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:

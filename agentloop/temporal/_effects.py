@@ -28,13 +28,14 @@ from agentloop.exceptions import OutcomeUnknown, StateError
 from agentloop.items import ToolCall
 from agentloop.model_events import ModelRequest, ModelResponse, ResponseDone
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL, KEPT, NOT_BEGUN
-from agentloop.temporal._conversation import Telling
+from agentloop.temporal._conversation import ActivityInput, Telling
 from agentloop.temporal._options import AgentSetup, ToolActivity
 from agentloop.temporal._payloads import (
     PayloadTooLarge,
     check_size,
     error_from_json,
     items_to_json,
+    measure,
     open_answer,
     request_to_json,
     seal,
@@ -128,21 +129,25 @@ class WorkflowEffects:
     async def _ask_model(self, effect: e.CallModel) -> dict[str, Any]:
         """Tell activities the request of *effect*. Returns the answer of the last one, which calls the model."""
         whole = {"root": self._root, **request_to_json(effect)}
-        *kept, last = self._tell(effect.request)
+        steps = self._tell(effect.request)
         answer: dict[str, Any] = {}
-        for asked in (*({**{name: whole[name] for name in KEPT}, **one, "keep": True} for one in kept), whole | last):
-            await self._spread(check_size("the model's input", asked, self._setup.max_payload))
+        for step in steps:
+            kept = {**{name: whole[name] for name in KEPT}, "keep": True}
+            asked = (whole if step is steps[-1] else kept) | step.data
+            size = check_size("the model's input", asked, self._setup.max_payload)
+            await self._spread(size - measure(step.data["items"]) + step.size)
             # An attempt whose worker is lost has shown nothing to anybody, so the engine makes another.
             answer = await self._run_activity(CALL_MODEL, asked, self._setup.model, _AGAIN)
             if "lacks" in answer:
                 break
         return answer
 
-    def _tell(self, request: ModelRequest) -> list[dict[str, Any]]:
+    def _tell(self, request: ModelRequest) -> list[ActivityInput]:
         """Return the items and call ids of *request* for one activity, or for several of which the last one asks."""
         if workflow.patched(_BY_PARTS):
             return self._telling.tell(request.path, request.items, request.call_ids)
-        return [{"items": items_to_json(request.items, self._setup.codec), "call_ids": sorted(request.call_ids)}]
+        items = items_to_json(request.items, self._setup.codec)
+        return [ActivityInput({"items": items, "call_ids": sorted(request.call_ids)}, measure(items))]
 
     async def _check_offered(self, effect: e.CallModel, offered: dict[str, list[str]]) -> None:
         """Leave the step to another worker if the agent here lacks what the model was shown, and calls.

@@ -35,6 +35,7 @@ from temporalio.converter import (
 
 from agentloop._common.checks import NAMES, check, is_a
 from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.journal._storage import sync_folder
 
 STORED_FROM = 100_000
 """Bytes from which a payload is kept in the store."""
@@ -73,9 +74,9 @@ _PATH = NAMES.needs("expected a path", is_a(str, os.PathLike))
 class FolderParts:
     """A store of parts in a folder, which all workers and clients see: a shared disk, or one machine.
 
-    A part is a file in a subfolder of two letters, written beside its place, flushed, and then moved there. A file that
-    is there already gets a new time of change. So parts whose time is older than the engine keeps histories, and than
-    the longest run lasts, can be deleted.
+    A part is a file in a subfolder of two letters, written beside its place, flushed, and then moved there; the folders
+    are flushed, too. A file that is there already gets a new time of change. So parts whose time is older than the
+    engine keeps histories, and than the longest run lasts, can be deleted.
 
         AgentPlugin({"clerk": clerk}, store=FolderParts("/var/lib/agents/parts"))
     """
@@ -107,9 +108,12 @@ class FolderParts:
         try:
             os.utime(place)
         except FileNotFoundError:
-            pass
-        else:
-            return
+            self._create(place, data)
+        # Of a part that was there, too: who wrote it may not have come so far.
+        sync_folder(str(place.parent))
+        sync_folder(str(self._folder))
+
+    def _create(self, place: Path, data: bytes) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         number, written = tempfile.mkstemp(dir=place.parent)
         try:

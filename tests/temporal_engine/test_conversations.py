@@ -24,7 +24,7 @@ from agentloop import Agent, RunConfig, tool
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.settings import ToolExecution
-from agentloop.temporal import AgentPlugin, AgentRunHandle, _effects, start_run
+from agentloop.temporal import AgentPlugin, AgentRunHandle, FolderParts, _effects, start_run
 from agentloop.temporal import _conversation as conversation
 from agentloop.temporal._conversation import Remembered, Telling, Told, find_parts, make_piece
 from agentloop.testing import FunctionModel, call, say
@@ -207,7 +207,7 @@ async def test_recorded_histories_of_older_releases_replay() -> None:
 
 def tell(telling: Telling, items: list[Any], call_ids: list[str]) -> list[Any]:
     """Return what the activities are told, as it comes from the history."""
-    return [json.loads(json.dumps(one)) for one in telling.tell((), items, call_ids)]
+    return [json.loads(json.dumps(one.data)) for one in telling.tell((), items, call_ids)]
 
 
 LISTS = st.lists(st.integers(0, 6), max_size=12)
@@ -261,6 +261,37 @@ class Reversed:
     def open(self, sealed: bytes) -> bytes:
         """Return it forwards."""
         return sealed[::-1]
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_the_bytes_that_count_do_not_depend_on_packing(secret: bool) -> None:
+    """A worker with a store doesn't pack: it has to set the timers that one without it has set, and the reverse."""
+    items = [ToolOutput(f"c{n}", f"{n} hello" * 100_000, secret=secret) for n in range(3)]
+    sizes, written = [], []
+    for is_packing in (True, False):
+        telling = Telling(Reversed(), 1_500_000, is_packing=is_packing)
+        steps = [*telling.tell((), items[:1], ["c0"]), *telling.tell((), items, ["c0", "c1", "c2"])]
+        sizes.append([step.size for step in steps])
+        written.append([len(json.dumps(step.data["items"])) for step in steps])
+    assert sizes[0] == sizes[1]
+    assert max(written[0]) < 100_000
+    assert all(size > made - 1_000 for size, made in zip(sizes[1], written[1], strict=True))
+
+
+async def test_a_run_is_replayed_by_a_worker_with_a_store(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The timers that its large activities needed are the same, though what they are told is packed without a store."""
+    monkeypatch.setattr(_effects, "_MOST_IN_A_TASK", 400_000)
+    plain = AgentPlugin({"outer": asking_twice()})
+    client = await Client.connect(address, plugins=[plain])
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue):
+        run = await start_run(client, "outer", "go", id=f"outer-{uuid4().hex}", task_queue=queue)
+        assert (await run.result()).final_output == "done"
+    history = await run.workflow.fetch_history()
+    storing = AgentPlugin({"outer": asking_twice()}, store=FolderParts(tmp_path))
+    await Replayer(workflows=[], plugins=[storing]).replay_workflow(history)
 
 
 def test_the_names_around_a_secret_are_sealed() -> None:
