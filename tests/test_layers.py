@@ -230,7 +230,7 @@ def test_the_package_imports_only_what_it_declares(graph: dict[str, set[str]]) -
 
     Type checkers bring the types of `typing_extensions` along; it is never imported where code runs.
     """
-    declared = {"anyio", "attr", "attrs", "cattrs", "httpx", "msgspec", "sniffio"}
+    declared = {"anyio", "attr", "attrs", "cattrs", "httpx", "msgspec"}
     extras = {"trio", "xllamacpp", "cryptography", "click", "rich", "pydantic", "pytest", "hypothesis", "websockets"}
     extras |= {"psycopg", "genai_prices"}
     extras |= {"h11"}  # of the extra `cli`

@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any, Unpack
 
 import anyio.to_thread
-import sniffio
 
 from agentloop._common.errors import AnswerError, UserError, UserTypeError, UserValueError
 from agentloop._common.naming import usable_names
+from agentloop._concurrency.backend import own_task
 from agentloop._schema.json_text import parse_object
 from agentloop.context import ToolContext
 from agentloop.interop._openapi import read_media
@@ -72,7 +72,7 @@ def from_langchain(tool: Any, **options: Unpack[ToolOptions]) -> FunctionTool[An
         given = {"type": "tool_call", "id": ctx.tool_call_id, "name": tool.name, "args": arguments}
         if not is_async:
             return _read_langchain(await anyio.to_thread.run_sync(tool.invoke, given))
-        if sniffio.current_async_library() != "asyncio":
+        if own_task() is None:
             raise UserError(f"tool {name!r}: async tools of LangChain run on asyncio only")
         return _read_langchain(await tool.ainvoke(given))
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import pytest
-import sniffio
 from kit.agents import Run, script_agent
 from kit.results import read_outputs
 
+from agentloop._concurrency.backend import own_task
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.interop import from_langchain, from_pydantic_ai
 from agentloop.items import Audio, File, Image, Text
@@ -86,7 +86,7 @@ async def test_async_tools_of_langchain_need_asyncio(run_mode: Run) -> None:
     theirs = FakeLangChain()
     theirs.coroutine = theirs.ainvoke
     (output,) = await outputs_of(run_mode, from_langchain(theirs, timeout=60), {"x": 1})
-    assert output == "3" if sniffio.current_async_library() == "asyncio" else "on asyncio only" in output
+    assert output == "3" if own_task() is not None else "on asyncio only" in output
 
 
 _BLOCKS = [
@@ -289,7 +289,7 @@ async def test_a_tool_of_the_real_langchain(run_mode: Run) -> None:
     assert first == '{"sum": 3}'
     assert "valid integer" in second
     (third,) = await outputs_of(run_mode, from_langchain(fail), {"x": 1})
-    assert ("not today" if sniffio.current_async_library() == "asyncio" else "on asyncio only") in third
+    assert ("not today" if own_task() is not None else "on asyncio only") in third
 
 
 async def test_strict_classes_of_pydantic_get_json(run_mode: Run) -> None:
