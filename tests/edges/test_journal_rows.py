@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from agentloop.exceptions import JournalError
-from agentloop.journal._envelope import Seal
+from agentloop.journal._envelope import End, Seal
 from agentloop.journal._rows import JournalRows
 
 
@@ -25,11 +25,11 @@ class Rows(JournalRows):
     def select(self) -> Iterable[tuple[int, object]]:
         return list(enumerate(self.rows))
 
-    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
+    def insert(self, end: End, lines: list[bytes], records: list[bytes]) -> None:
         when, error = next(self._fails, None) or ("", None)
         if error is not None and when == "before":
             raise error
-        if first != len(self.rows):
+        if end.count != len(self.rows):
             raise self.other_writer()
         self.rows += lines
         if error is not None:
