@@ -27,7 +27,7 @@ from agentloop.testing import ScriptedModel
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, respond, say
 from agentloop.testing.simulation._faults import Raises, Returns
-from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, run_one
+from agentloop.testing.simulation.runs import Body, CancelAt, ExternalAnswer, Steering, Verdict, World, run_one
 from agentloop.tools import tool
 from agentloop.usage import RequestUsage, Usage
 
@@ -60,6 +60,18 @@ async def nap() -> str:
 async def breaks() -> str:
     """Break."""
     raise ValueError("no luck")
+
+
+@cache
+def reached() -> Observation:
+    """A run that gets input while it works, and whose call of an external tool is answered."""
+    world = _world(
+        _calls("question"),
+        actors=(Actor(name="question", external=True),),
+        answers=[ExternalAnswer(call_id="c1", value=7)],
+        steering=[Steering(id="hint", text="Be brief.")],
+    )
+    return observe_run(run_one(world, streamed=True))
 
 
 @cache
@@ -783,6 +795,16 @@ PLANTED: dict[str, Plant] = {
     "calls_end_a_run_as_its_agent_says": (
         ended_by_a_call,
         lambda e: result(change(e, find(e, r.RunEnded), final_output="plain 3"), final_output="plain 3"),
+    ),
+    "acknowledged_inputs_are_in_the_log": (reached, lambda e: attrs.evolve(e, acknowledged=["hint", "another"])),
+    "added_inputs_are_shown_once": (reached, lambda e: put(e, find(e, r.InputShown), r.InputShown((), 1, 0.0, "hint"))),
+    "inputs_come_where_all_calls_have_outputs": (
+        reached,
+        lambda e: put(e, find(e, r.CallSettled), r.InputShown((), 1, 0.0, "hint")),
+    ),
+    "answers_are_the_outputs_of_their_calls": (
+        reached,
+        lambda e: put(e, find(e, r.CallAnswered), r.CallAnswered((), 1, 0.0, "c1", 8)),
     ),
     "secrets_stand_nowhere": (queued, lambda e: attrs.evolve(e, canaries=["done"])),
 }

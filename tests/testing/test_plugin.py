@@ -210,7 +210,7 @@ def test_failures_show_the_test_s_own_code_only(inside: Inside) -> None:
         assert internal not in text
     assert 'raise ValueError("broken")' in text
     result = inside(FAILURES, "--full-trace", "-k", "ran_out")
-    assert "agentloop/run.py" in "\n".join(result.outlines)
+    assert "agentloop/run/__init__.py" in "\n".join(result.outlines)
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """`POST /ag-ui`: runs in the events of the Agent-User Interaction Protocol, read by its own types."""
 
 import json
+import re
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -581,3 +583,13 @@ async def test_events_of_the_applications_own_are_custom_events() -> None:
     events = await converse(AgentApp(Agent("a", model=model, tools=[look]), ag_ui=True), make_input())
     [custom] = [event.value for event in events if event.type == "CUSTOM" and event.name == "custom"]
     assert (custom["value"], custom["call"]["call_id"]) == ({"found": "?"}, "c1")
+
+
+def test_the_example_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """It plays the protocol's client: a call of the page's tool, and the answer to it."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "web.md").read_text(encoding="utf-8")
+    example, shown = re.findall(r"```python\n([^`]*?client_tools=.*?)```\nprints\n```text\n(.*?)```", page, re.DOTALL)[
+        0
+    ]
+    exec(compile(example, "web.md", "exec"), {})
+    assert capsys.readouterr().out == shown
