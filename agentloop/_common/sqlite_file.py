@@ -10,8 +10,10 @@ import os
 import sqlite3
 import stat
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The errors of a file: where one is damaged, the message of SQLite's own error may quote a name that isn't text."""
@@ -56,6 +58,33 @@ def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bo
         connection.close()
         raise
     return connection
+
+
+class KeptConnection:
+    """A connection to the file at *path*, made by `connect` at its first use. One thread at a time uses it."""
+
+    def __init__(self, path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> None:
+        self._open = partial(connect, path, schema, busy_timeout=busy_timeout, synced=synced)
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
+
+    def get(self) -> sqlite3.Connection:
+        """Return the connection.
+
+        Raises:
+            sqlite3.Error, UnicodeDecodeError: as `connect`.
+        """
+        if self._connection is None:
+            self._connection = made = self._open()
+            # If the application forgets to close it, Python warns when it collects an open connection.
+            self._finalizer = weakref.finalize(self, made.close)
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection, if there is one. The next use makes another."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._connection = self._finalizer = None
 
 
 def distrust(connection: sqlite3.Connection) -> None:

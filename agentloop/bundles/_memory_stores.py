@@ -11,18 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import anyio
 
 from agentloop._common.checks import NAMES, check, check_seconds
 from agentloop._common.errors import UserTypeError
-from agentloop._common.sqlite_file import ERRORS, connect, transaction
+from agentloop._common.sqlite_file import ERRORS, KeptConnection, transaction
 from agentloop.bundles._memory import MOST_PARTS, is_name
 from agentloop.exceptions import MemoryConflict, StateError, UserError
 from agentloop.executors import DeleteFile, EditError, WriteFile
@@ -218,10 +217,9 @@ class SQLiteMemory:
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 5.0) -> None:
         self._path = _to_path(path)
-        self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
+        timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._thread = OneAtATime()
-        self._connection: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._connection = KeptConnection(self._path, _SCHEMA, busy_timeout=timeout, synced=True)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -272,24 +270,15 @@ class SQLiteMemory:
             if self._closed:
                 raise UserError(f"{self!r} is closed")
             try:
-                return work(self._connect())
+                return work(self._connection.get())
             except ERRORS as error:
                 raise StateError(f"{self!r}: {error}") from error
 
         return await self._thread.run(do)
 
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = made = connect(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
-            # If the application forgets to close it, Python warns when it collects an open connection.
-            self._finalizer = weakref.finalize(self, made.close)
-        return self._connection
-
     def _close(self) -> None:
         self._closed = True
-        if self._finalizer is not None:
-            self._finalizer()
-        self._connection = None
+        self._connection.close()
 
 
 def _select(connection: sqlite3.Connection, scope: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,7 +16,7 @@ from typing import Self
 import anyio
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._common.sqlite_file import ERRORS, connect, transaction
+from agentloop._common.sqlite_file import ERRORS, KeptConnection, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
@@ -139,17 +138,14 @@ class _SQLiteRows(JournalRows):
 
     def __init__(self, name: str, path: str, run_id: str, seal: Seal, busy_timeout: float) -> None:
         super().__init__(name, seal)
-        self._path = path
         self._run_id = run_id
-        self._busy_timeout = busy_timeout
-        self._connection: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize[..., object] | None = None
+        self._connection = KeptConnection(path, _SCHEMA, busy_timeout=busy_timeout, synced=True)
 
     def select(self) -> Iterable[tuple[int, object]]:
-        return self._connect().execute(SELECT_LINES, (self._run_id,)).fetchall()
+        return self._connection.get().execute(SELECT_LINES, (self._run_id,)).fetchall()
 
     def insert(self, end: End, lines: list[bytes], records: list[bytes]) -> None:
-        connection = self._connect()
+        connection = self._connection.get()
         try:
             with transaction(connection):
                 connection.executemany(_INSERT, [(self._run_id, n, line) for n, line in enumerate(lines, end.count)])
@@ -165,13 +161,4 @@ class _SQLiteRows(JournalRows):
 
     def close(self) -> None:
         super().close()
-        if self._finalizer is not None:
-            self._finalizer()
-        self._connection = None
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = connection = connect(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
-            # If the application forgets to close it, Python warns when it collects an open connection.
-            self._finalizer = weakref.finalize(self, connection.close)
-        return self._connection
+        self._connection.close()

@@ -16,7 +16,6 @@ import logging
 import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,7 +25,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._common.sqlite_file import ERRORS, connect, transaction
+from agentloop._common.sqlite_file import ERRORS, KeptConnection, transaction
 from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_limit, conflict
@@ -96,11 +95,10 @@ class SQLiteSession:
                 self._path,
                 session_id,
             )
-        self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
+        timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._in_thread = threading.Lock()
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._connection = KeptConnection(self._path, _SCHEMA, busy_timeout=timeout)
         self._closed = False
         self._items = ItemRows(self.session_id, self._path)
 
@@ -203,23 +201,14 @@ class SQLiteSession:
             if self._closed:
                 raise UserError(f"{self!r} is closed")
             try:
-                return work(self._connect())
+                return work(self._connection.get())
             except ERRORS as error:
                 raise StateError(f"Session {self.session_id!r} in {self._path}: {error}") from error
 
     def _close(self) -> None:
         with self._in_thread:
             self._closed = True
-            if self._finalizer is not None:
-                self._finalizer()
-            self._connection = None
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = connection = connect(self._path, _SCHEMA, busy_timeout=self._busy_timeout)
-            # If the application forgets to close it, Python warns when it collects an open connection.
-            self._finalizer = weakref.finalize(self, connection.close)
-        return self._connection
+            self._connection.close()
 
     def _insert(self, connection: sqlite3.Connection, texts: Iterable[str]) -> None:
         connection.executemany(_INSERT, [(self.session_id, text) for text in texts])

@@ -546,8 +546,7 @@ async def test_a_database_syncs_each_commit(path: Path, anyio_backend: Any) -> N
     """The database has a write-ahead log, synced in full."""
     async with SQLiteJournal(path, "run") as journal:
         await journal.append(A)
-        connection = journal._rows._connection
-        assert connection is not None
+        connection = journal._rows._connection.get()
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
