@@ -34,7 +34,7 @@ import attrs
 from agentloop._common.checks import FIELDS, NAMES, optional
 from agentloop._common.errors import AnswerError, UserError, UserTypeError, UserValueError
 from agentloop._common.naming import MOST_NAME, number_names, usable_names
-from agentloop._schema.json_check import check_schema, find_violation
+from agentloop._schema.json_check import check_schema, find_violation, leave_out
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.items import Audio, File, Image, Part
@@ -457,20 +457,10 @@ def _make_check(name: str, schema: Schema) -> Callable[[Mapping[str, Any]], str 
     """Return the check of arguments; None if the schema has words that can't be checked here: the service does."""
     try:
         # A pattern is a stranger's program, and a text of the model its input.
-        checked = check_schema(f"tool {name!r}", _without_patterns(schema))
+        checked = check_schema(f"tool {name!r}", leave_out("pattern", leave_out("default", schema)))
     except UserError:
         return None
     return partial(find_violation, schema=checked)
-
-
-def _without_patterns(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        return {
-            word: _without_patterns(value)
-            for word, value in schema.items()
-            if not (word in ("pattern", "default") and not isinstance(value, Mapping))
-        }
-    return [_without_patterns(one) for one in schema] if isinstance(schema, list) else schema
 
 
 # ------------------------------------------------------------------------------------------------- requests
