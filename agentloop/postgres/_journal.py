@@ -51,7 +51,7 @@ from agentloop.journal._checks import check_codec, check_records
 from agentloop.journal._envelope import LINE_HEAD, End, Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
-from agentloop.postgres._lease import FENCE, Lease, LeaseHeld, RunCancelled, describe_cancelled
+from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease, LeaseHeld, RunCancelled, describe_cancelled
 from agentloop.postgres._run_rows import RowSummary
 from agentloop.postgres._store import PostgresStore
 
@@ -59,10 +59,9 @@ if TYPE_CHECKING:
     from agentloop.items import Interruption, Item
     from agentloop.state import RunState
 
-_FREE = """
-SELECT 1 FROM agentloop_leases
-WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp())
-    AND (cancelled_at IS NULL OR coalesce(status, '') IN ('completed', 'failed'))
+_FREE = f"""
+SELECT 1 FROM agentloop_leases AS held
+WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp()) AND NOT {IS_CANCELLED}
     AND (%(first)s = 0 OR EXISTS (
         SELECT 1 FROM agentloop_journal_lines AS before WHERE before.run_id = %(run_id)s AND before.n = %(first)s - 1
             AND position(%(latest)s::bytea in before.line) = 1
@@ -83,9 +82,8 @@ _ROW = """, noted AS (
         since = CASE WHEN held.status = %(status)s THEN held.since ELSE clock_timestamp() END
     FROM fence WHERE held.run_id = %(run_id)s
 )"""
-_CANCELLED_BY = """
-SELECT coalesce(cancelled_by, '') FROM agentloop_leases
-WHERE run_id = %(run_id)s AND cancelled_at IS NOT NULL AND coalesce(status, '') NOT IN ('completed', 'failed')
+_CANCELLED_BY = f"""
+SELECT coalesce(cancelled_by, '') FROM agentloop_leases AS held WHERE run_id = %(run_id)s AND {IS_CANCELLED}
 """
 _READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
 _ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n = %(n)s"

@@ -19,6 +19,8 @@ from typing import Any
 from agentloop.exceptions import AgentLoopError, JournalError
 from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
 
+IS_CANCELLED = "(held.cancelled_at IS NOT NULL AND coalesce(held.status, '') NOT IN ('completed', 'failed'))"
+"""Of a row `held`: `PostgresStore.cancel` has marked its run, which wasn't over by then."""
 _END = "clock_timestamp() + %(seconds)s * interval '1 second'"
 # A holder that asks twice, since the first answer was lost, gets the run again. `earlier` sees the row as it was.
 _TAKE = f"""
@@ -27,13 +29,12 @@ VALUES (%(run_id)s, 1, %(holder)s, {_END}, %(worker)s, %(application)s)
 ON CONFLICT (run_id) DO UPDATE SET epoch = held.epoch + 1, holder = excluded.holder, ends_at = {_END},
     worker = excluded.worker, application = excluded.application
 WHERE (held.ends_at IS NULL OR held.ends_at <= clock_timestamp() OR held.holder = excluded.holder)
-    AND (held.cancelled_at IS NULL OR coalesce(held.status, '') IN ('completed', 'failed'))
+    AND NOT {IS_CANCELLED}
 RETURNING epoch, (SELECT earlier.holder FROM agentloop_leases AS earlier WHERE earlier.run_id = held.run_id)
 """
-_OTHER = """
-SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8,
-    cancelled_at IS NOT NULL AND coalesce(status, '') NOT IN ('completed', 'failed'), cancelled_by
-FROM agentloop_leases WHERE run_id = %(run_id)s
+_OTHER = f"""
+SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8, {IS_CANCELLED}, cancelled_by
+FROM agentloop_leases AS held WHERE run_id = %(run_id)s
 """
 # A worker that died can't say that its run was cancelled: the next one that asks for it does.
 _NOTE_CANCELLED = """
