@@ -308,6 +308,11 @@ class ObservedLog:
         """Return the run at *path* and those nested in it."""
         return (run for run in self.runs.values() if run.path[: len(path)] == path)
 
+    def items_of_input(self, shown: r.InputShown) -> Sequence[Item]:
+        """Return the items of the added input that was *shown*; none if it was never added."""
+        added = (one for one in self.records if isinstance(one, r.InputAdded) and one.path == shown.path)
+        return next((one.items for one in added if one.id == shown.id), ())
+
     def crashed_between(self, n: int, until: int) -> bool:
         """Tell whether the process died after record *n* and before record *until*."""
         return any(n < length <= until for length in self.crashes)

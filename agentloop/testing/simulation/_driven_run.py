@@ -113,10 +113,7 @@ class SimulatedRun:
         for act in self._due_steering(len(self.events)):
             await self.effects.point(f"input {act.id}")
             with suppress(InputRefusedError):
-                if act.text is None:
-                    await stream.withdraw(act.id)
-                else:
-                    self.acknowledged.append(await stream.add_input(act.text, id=act.id, when=act.when))
+                self._note(await _give(act, stream))
         if isinstance(event, AnswerRequested):
             asked = event.request
             for one in self.world.answers:
@@ -124,6 +121,11 @@ class SimulatedRun:
                     await self.effects.point(f"answer {one.call_id}")
                     with suppress(StateError, UserError):
                         await stream.answer(asked, one.value, error=one.error)
+
+    def _note(self, taken: str | None) -> None:
+        """Note the id of an input that was *taken*; a withdrawal has none."""
+        if taken is not None:
+            self.acknowledged.append(taken)
 
     def _due_steering(self, read: float) -> Iterator[Steering]:
         """Yield the acts that are due once *read* events were read, and count them as tried."""
@@ -146,10 +148,7 @@ class SimulatedRun:
             return None
         for act in self._due_steering(len(self.events) if self.streamed else math.inf):
             with suppress(InputRefusedError):
-                if act.text is None:
-                    state.withdraw(act.id)
-                else:
-                    self.acknowledged.append(state.add_input(act.text, id=act.id, when=act.when))
+                self._note(_give(act, state))
         for verdict in fitting:
             request = waiting[verdict.path, verdict.call_id]
             if verdict.approved:
@@ -176,6 +175,11 @@ class SimulatedRun:
                     if isinstance(limit, Capacity) and id(limit) not in known:
                         known.add(id(limit))
                         yield limit
+
+
+def _give(act: Steering, run: Any) -> Any:
+    """Do *act* with a stream or a state, which have the same methods, and return what the method returns."""
+    return run.withdraw(act.id) if act.text is None else run.add_input(act.text, id=act.id, when=act.when)
 
 
 def simulate(

@@ -75,10 +75,8 @@ def _of_record(log: ObservedLog, n: int, record: r.Record) -> Iterator[Said]:
             yield (*where, "settled", call_id, outcome.status)
         case r.ApprovalRequested(call_id=call_id) | r.AnswerRequested(call_id=call_id):
             yield (*where, "asked", call_id)
-        case r.InputShown(id=name):
-            added = (one for one in log.records if isinstance(one, r.InputAdded) and one.path == record.path)
-            items = next((one.items for one in added if one.id == name), ())
-            yield from ((*where, "item", *_describe_item(item)) for item in items)
+        case r.InputShown():
+            yield from ((*where, "item", *_describe_item(item)) for item in log.items_of_input(record))
         case r.GuardrailSettled(guardrail=name):
             yield (*where, "judged", name)
         case r.BatchEnded():

@@ -203,7 +203,6 @@ def _predict_items(
     begun = len(next(one.items for other, _, one, _ in before if other.number == turn.number))
     shown = request.items
     items, replaced = [*shown, *_list_kept_items(turn, asked, until)], False
-    added = [one for one in log.records if isinstance(one, r.InputAdded)]
     for n in range(asked, until):
         record = log.records[n]
         if record.path != run.path:
@@ -215,7 +214,7 @@ def _predict_items(
             filtered = _apply_handoff(log, turn, record, [*items, *answers], begun, len(first))
             items, replaced = [*items, *answers] if filtered is None else filtered, filtered is not None
         elif isinstance(record, r.InputShown):
-            items += next(one.items for one in added if one.id == record.id and one.path == run.path)
+            items += log.items_of_input(record)
         elif isinstance(record, r.HistoryReplaced) and record.added:
             items += record.items
     return items, replaced
