@@ -38,6 +38,7 @@ from agentloop.asgi._requests import (
     VERDICTS,
     WITHDRAW,
     Admit,
+    AnswerBody,
     Exchange,
     Grant,
     InputBody,
@@ -260,14 +261,8 @@ class Handlers:
     async def answer(self, client: Exchange, run: str) -> None:
         """Answer a call: of a run under way, or of a paused one, which is resumed and streamed."""
         body = await client.read(self.limits, ANSWER)
-        if self.has_journals and body.handle not in (None, run):
-            raise HTTPRefusal(400, _OTHER_HANDLE)
-        named = self.has_journals or body.handle is None
-        grant = await self._let_in(
-            WebRequest(action="answer", scope=client.scope, run=run if named else None, conversation=body.conversation)
-        )
-        if not named:
-            assert body.handle is not None
+        grant = await self._let_in_to("answer", client, run, body)
+        if not self.has_journals and body.handle is not None:
             await self._resume_state(body.handle, _applying([body], grant), grant, client)
         elif await self._give(run, [body], grant, client):
             pass
@@ -340,7 +335,7 @@ class Handlers:
     async def add_input(self, client: Exchange, run: str) -> None:
         """Add input to a run: one under way, which continues with it, or one that has paused, which keeps it."""
         body = await client.read(self.limits, INPUT)
-        grant = await self._let_in_to_give(client, run, body)
+        grant = await self._let_in_to("input", client, run, body)
         await self._put(
             client, run, body, grant, lambda to: to.add_input(body.input, when=body.when, id=body.id, by=grant.by)
         )
@@ -348,15 +343,22 @@ class Handlers:
     async def withdraw(self, client: Exchange, run: str) -> None:
         """Take an input back, which the model has not been shown."""
         body = await client.read(self.limits, WITHDRAW)
-        grant = await self._let_in_to_give(client, run, body)
+        grant = await self._let_in_to("input", client, run, body)
         await self._put(client, run, body, grant, lambda to: to.withdraw(body.id, by=grant.by))
 
-    async def _let_in_to_give(self, client: Exchange, run: str, body: InputBody | WithdrawBody) -> Grant:
+    async def _let_in_to(
+        self,
+        action: Literal["answer", "input"],
+        client: Exchange,
+        run: str,
+        body: AnswerBody | InputBody | WithdrawBody,
+    ) -> Grant:
+        """Ask the application about a request on a run that works or waits, which a *body* may name by its handle."""
         if self.has_journals and body.handle not in (None, run):
             raise HTTPRefusal(400, _OTHER_HANDLE)
         known = run if self.has_journals or body.handle is None else None
         return await self._let_in(
-            WebRequest(action="input", scope=client.scope, run=known, conversation=body.conversation)
+            WebRequest(action=action, scope=client.scope, run=known, conversation=body.conversation)
         )
 
     async def _put(
