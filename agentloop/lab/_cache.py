@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentloop import records as r
+from agentloop._common.whole_files import write_whole
 from agentloop._storage.model_codec import request_to_json
 from agentloop._storage.record_codec import record_from_json, record_to_json
 from agentloop.exceptions import StateError
@@ -65,12 +64,5 @@ class AnswerCache:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         answer: dict[str, Any] = record_to_json(r.ModelResponded((), 0, 0.0, response))
-        handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump({"seconds": round(seconds, 3), "answer": answer}, file)
-            os.replace(name, self._folder / f"{key}.json")
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        text = json.dumps({"seconds": round(seconds, 3), "answer": answer})
+        write_whole(self._folder / f"{key}.json", text.encode())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from temporalio.converter import (
 )
 
 from agentloop._common.checks import NAMES, check, is_a
+from agentloop._common.whole_files import write_whole
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._storage import sync_folder
 
@@ -115,16 +115,7 @@ class FolderParts:
 
     def _create(self, place: Path, data: bytes) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
-        number, written = tempfile.mkstemp(dir=place.parent)
-        try:
-            with open(number, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, place)
-        except BaseException:
-            Path(written).unlink(missing_ok=True)
-            raise
+        write_whole(place, data, is_synced=True)
 
 
 class _Parts(StorageDriver):

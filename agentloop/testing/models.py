@@ -6,7 +6,6 @@ The cassette's format is in `_cassette`.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Self
 import anyio.lowlevel
 import msgspec
 
+from agentloop._common.whole_files import write_whole
 from agentloop._engine.runtime.callbacks import resolve
 from agentloop._storage.model_codec import request_to_json
 from agentloop.abc import Model
@@ -160,7 +160,8 @@ class RecordingModel(Model):
     def _take(self, request: ModelRequest, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
         self._takes.append(self._redactor.redacted(tapes.take(request, events, error)))
         model = self._redactor.redacted(msgspec.to_builtins(self.info))
-        _write_whole(self._path, tapes.cassette_text(model, self._takes))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, tapes.cassette_text(model, self._takes).encode())
 
 
 class _RecordedTake:
@@ -187,18 +188,6 @@ class _RecordedTake:
             raise
         self.events.append(event)
         return event
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 class CassetteDivergence(AgentLoopError):
