@@ -373,16 +373,16 @@ async def open_browser(
 ) -> AsyncIterator[Browser]:
     """Start a headless Chromium that shows *url*, and give it as a `Browser`; it ends with the block.
 
-    Its profile is a new folder, removed at the end. It shares nothing with other browsers of this machine, and gets no
-    variable of this process but `PATH`, `HOME`, `LANG` and `TMPDIR`. Dialogs of a page (`alert`, `confirm`) are closed
-    as by Escape. As a run's resource: `browser = await ctx.resource(open_browser)`.
+    Its profile is a new folder, removed at the end with all its temporary files. It shares nothing with other browsers
+    of this machine, and gets no variable of this process but `PATH`, `HOME` and `LANG`. Dialogs of a page (`alert`,
+    `confirm`) are closed as by Escape. As a run's resource: `browser = await ctx.resource(open_browser)`.
 
     Args:
         url: The page to show first.
         width, height: The size of the page in pixels.
         program: The browser's path; found on `PATH` by its usual names if not given.
         switches: Further command line switches, such as `--no-sandbox` where the system gives it no sandbox, or
-            `--proxy-server=HOST:PORT`.
+            `--proxy-server=HOST:PORT`. Paths in them are absolute ones: the browser starts in its profile.
 
     Cancellation: the browser's processes are ended.
 
@@ -392,7 +392,12 @@ async def open_browser(
     found = program or next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if found is None:
         raise ComputerError(f"no browser is installed: none of {', '.join(_PROGRAMS)} is on PATH")
-    words = [found, *_SWITCHES, f"--window-size={width},{height}", *switches]
+    words = [
+        os.path.abspath(found),  # noqa: ASYNC240 - no file is touched
+        *_SWITCHES,
+        f"--window-size={width},{height}",
+        *switches,
+    ]
     async with _start_browser(words) as (process, read, write, errors):
         browser = Browser(Display(width=width, height=height), read, write)
         try:
@@ -428,6 +433,8 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
         os.set_blocking(theirs_errors, False)
         # The browser reads descriptor 3 and writes 4, which may be taken here: a shell opens them.
         place = f'exec "$@" 3</dev/fd/{theirs_read} 4>/dev/fd/{theirs_write}'
+        # It makes a socket in its folder of temporary files. The path of a socket has at most 107 bytes, so the folder
+        # is named as seen from the profile, in which the browser starts: a long `TMPDIR` is no reason to fail.
         command = ["/bin/sh", "-c", place, "sh", *words, f"--user-data-dir={profile}"]
         process: Process | None = None
         try:
@@ -438,7 +445,8 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
                     stdout=subprocess.DEVNULL,
                     stderr=theirs_errors,
                     start_new_session=True,
-                    env=child_environment(),
+                    env=child_environment() | {"TMPDIR": "."},
+                    cwd=profile,
                     pass_fds=(theirs_read, theirs_write),
                 )
         except OSError as error:

@@ -44,8 +44,8 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import anyio, pytest
 from bundles import test_memory_processes as here
-from agentloop.bundles import _memory_stores
-count, real = 0, _memory_stores.connect
+from agentloop._common import sqlite_file
+count, real = 0, sqlite_file.connect
 def connect(*args, **options):
     def step():
         global count
@@ -56,7 +56,7 @@ def connect(*args, **options):
     connection = real(*args, **options)
     connection.set_progress_handler(step, 1)
     return connection
-_memory_stores.connect = connect
+sqlite_file.connect = connect
 folder, at = Path(sys.argv[1]), 0
 shutil.copy(folder / "before.db", folder / "counted.db")
 child = os.fork()

@@ -38,9 +38,11 @@ from agentloop.executors import (
 from agentloop.items import Image, ToolCall
 from agentloop.testing import ScriptedModel, respond, say
 
-INSTALLED = any(map(shutil.which, _browser._PROGRAMS))
+INSTALLED = next(filter(None, map(shutil.which, _browser._PROGRAMS)), "")
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
 chromium = pytest.mark.skipif(not INSTALLED, reason="no Chromium is installed")
+SWITCHES = ["--no-sandbox"] if os.geteuid() == 0 else []
+"""Chromium has no sandbox for root."""
 
 PAGE = """<!doctype html><body style="margin:0; height:3000px">
 <input id=field style="position:absolute; left:10px; top:10px; width:200px; height:30px">
@@ -57,9 +59,7 @@ addEventListener("keydown", e => seen.push(["keydown", e.key, e.ctrlKey]));
 async def browsing(tmp_path: Path) -> AsyncIterator[Browser]:
     """Show the page above."""
     await anyio.Path(tmp_path, "page.html").write_text(PAGE)
-    # Chromium has no sandbox for root.
-    switches = ["--no-sandbox"] if os.geteuid() == 0 else []
-    async with open_browser(f"file://{tmp_path}/page.html", width=640, height=480, switches=switches) as browser:
+    async with open_browser(f"file://{tmp_path}/page.html", width=640, height=480, switches=SWITCHES) as browser:
         yield browser
 
 
@@ -173,6 +173,19 @@ async def test_a_browser_gets_no_key_of_the_application(tmp_path: Path, monkeypa
         assert processes_with(f"sk-{tmp_path}", "environ") == []
 
 
+@chromium
+async def test_any_folder_of_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a socket is short, that of the folder need not be; a browser leaves nothing in it."""
+    folder = tmp_path / ("long-" * 30)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(os.path.dirname(INSTALLED))
+    async with open_browser(program=f"./{os.path.basename(INSTALLED)}", switches=SWITCHES) as browser:
+        assert await browser.evaluate("6 * 7") == 42
+    assert [*folder.iterdir()] == []
+
+
 DIALOGS = {
     "at once": "alert(1)",
     "later": "setTimeout(() => alert(1), 20)",
@@ -274,7 +287,8 @@ async def test_a_dialog_is_closed_while_an_answer_is_waited_for() -> None:
 @pytest.mark.slow
 async def test_cancelled_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process of this browser is left, at whatever moment it is cancelled; others' browsers don't count."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the only variables that a browser gets are those of every program
+    # One of the few variables that a browser gets.
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{tmp_path}")
     async with browsing(tmp_path):
         assert processes_with(str(tmp_path), "environ")
     for after in (0.0, 0.01, 0.1, 0.4):
