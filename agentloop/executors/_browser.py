@@ -434,7 +434,7 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
         # The browser reads descriptor 3 and writes 4, which may be taken here: a shell opens them.
         place = f'exec "$@" 3</dev/fd/{theirs_read} 4>/dev/fd/{theirs_write}'
         # It makes a socket in its folder of temporary files. The path of a socket has at most 107 bytes, so the folder
-        # is named as seen from the profile, in which the browser starts: a long `TMPDIR` is no reason to fail.
+        # is named as seen from the profile, in which the browser starts: a long `TMPDIR` does no harm.
         command = ["/bin/sh", "-c", place, "sh", *words, f"--user-data-dir={profile}"]
         process: Process | None = None
         try:
