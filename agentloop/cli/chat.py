@@ -1,7 +1,8 @@
 """`agentloop chat`: a conversation with an agent, message by message, whose items a session holds.
 
-Reads messages and runs the agent on each, one after the other. A signal ends the answer under way, not the
-conversation. How a run is shown, and how calls are asked about, is that of `agentloop run`.
+Reads messages and runs the agent on each, one after the other. What a user types while an answer is under way is added
+to that run (`cli/steering.py`). A signal ends the answer under way, not the conversation. How a run is shown, and how
+calls are asked about, is that of `agentloop run`.
 
 Decisions:
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -25,13 +26,15 @@ import anyio
 import attrs
 import click
 
-from agentloop._common.terminal_text import exact
+from agentloop import RunStream
+from agentloop._common.terminal_text import exact, format_line
 from agentloop.abc import Session
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, Questions, approver_for, can_ask
-from agentloop.cli.runs import run_shown, show_for
+from agentloop.cli.runs import run_shown, terminal_show_for
 from agentloop.cli.show import Show
+from agentloop.cli.steering import TypedInputs
 from agentloop.cli.streams import Output, OutputClosed, TypedLines
 from agentloop.cli.supervision import (
     announce_cancellation,
@@ -95,7 +98,7 @@ class Chat:
     async def _read(self) -> str | None:
         """Ask for a message, and return it; None at the end of the input."""
         if self.asks:
-            await self.job.err.write("> ")
+            await self.job.err.write(f"> {exact(self.lines.continue_draft())}")
         try:
             typed = await self.lines.next(cut=True)
         except anyio.get_cancelled_exc_class():
@@ -111,30 +114,45 @@ class Chat:
 
     async def _answer(self, message: str, runtime: Runtime) -> int | None:
         """Run the agent on *message*, and return an exit code if a signal has ended the conversation, else None."""
-        show = show_for(self.job, table=False)
+        show = terminal_show_for(self.job, table=False)
+        steering = TypedInputs(self.lines, show)
 
         def announce(number: int) -> None:
+            self.lines.restore()
             show.cancelling()
             announce_cancellation(self.job.err)
 
-        ended = await supervise(partial(self._run, message, show, runtime), announce)
+        follow = steering.follow if self.asks else None
+        ended = await supervise(partial(self._run, message, show, runtime, follow), announce)
         if ended.error is not None:
             raise ended.error
+        unseen = steering.unseen if ended.signal is None else []
+        self.lines.put_back(unseen, ended=steering.has_ended)
         if ended.signal is not None:
-            write_message(self.job.err, "Cancelled.\n")
+            write_message(self.job.err, "".join(("Cancelled.\n", *map(_tell_dropped, steering.unseen))))
             if ended.signal != signal.SIGINT or not self.asks:
                 return 128 + ended.signal
         self.code = self.code or ended.value or errors.OK
         return None
 
-    async def _run(self, message: str, show: Show, runtime: Runtime) -> int:
+    async def _run(
+        self,
+        message: str,
+        show: Show,
+        runtime: Runtime,
+        follow: Callable[[RunStream[Any]], Awaitable[None]] | None,
+    ) -> int:
         try:
-            return await run_shown(self.job, message, show, runtime)
+            return await run_shown(self.job, message, show, runtime, follow)
         except OutputClosed:
             raise
         except Exception as error:
             await show.failed(error)
             return errors.FAILED
+
+
+def _tell_dropped(line: str) -> str:
+    return f"The model hasn't seen: {format_line(line)}\n"
 
 
 @asynccontextmanager
@@ -177,7 +195,8 @@ def chat(
 ) -> None:
     """Talk with the agent at TARGET (module:agent or file.py:agent), message by message.
 
-    Each line is a message; the agent knows the earlier ones. Ctrl-C ends the answer under way, Ctrl-D the conversation.
+    Each line is a message; the agent knows the earlier ones. A line that you type while an answer is under way is added
+    to it: the model sees it with its next request. Ctrl-C ends the answer under way, Ctrl-D the conversation.
     An answer that fails is reported, and the conversation continues. Messages may be piped in, too.
 
     Exit codes: 0 the conversation is over; of piped messages 1 if an answer failed; 2 wrong use or something missing,

@@ -39,7 +39,7 @@ from rich.live import Live
 from rich.text import Text as Styled
 
 from agentloop import events as ev
-from agentloop._common.terminal_text import duration
+from agentloop._common.terminal_text import duration, exact
 from agentloop.cli.calls_table import render_summary
 from agentloop.cli.lane_board import LaneBoard, WorkLane
 from agentloop.cli.saved_run import RunSummary
@@ -99,6 +99,7 @@ class Lanes:
         self._buffer = io.StringIO()
         self._console = Console(file=self._buffer, force_terminal=True, highlight=False)
         self._region: Live | None = None
+        self._typed = ""
         self._wake = anyio.Event()
         self._is_over = False
         self._segment_ended = False
@@ -128,9 +129,20 @@ class Lanes:
                 self._wake.set()
         finally:
             self._board.clear()
+            self._typed = ""
             self._leave_region()
         if failed:
             raise failed[0]
+
+    def typing(self, text: str) -> None:
+        """Show *text* below the lanes, as the line that the user types."""
+        self._typed = text
+        self._wake.set()
+
+    async def note(self, line: str) -> None:
+        """Show the line above the lanes."""
+        await self._narrator.note(line)
+        self._wake.set()
 
     async def ended(self, ending: RunSummary) -> None:
         """Show the answer, or the reason why there is none, and the table."""
@@ -174,10 +186,11 @@ class Lanes:
     async def _draw(self) -> None:
         """Write the queued text, and the region below it as it is now."""
         lanes = [] if self._is_over else self._board.lanes
-        if self._region is not None and (self._queue or not lanes):
+        has_lines = bool(lanes or self._typed)
+        if self._region is not None and (self._queue or not has_lines):
             self._stop_region()
         await self._write_queued()
-        if lanes and not self._is_over and not self._narrator.in_line:
+        if has_lines and not self._is_over and not self._narrator.in_line:
             if self._region is None:
                 self._region = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
                 self._region.start()
@@ -230,6 +243,9 @@ class Lanes:
         lines = [_render_lane(lane, now, width) for lane in lanes[:room]]
         if len(lanes) > room:
             lines.append(Styled(f"… and {len(lanes) - room} more", "dim"))
+        if self._typed:
+            shown = exact(self._typed)[2 - width :]  # its end, where the user types
+            lines.append(Styled(f"> {shown}", no_wrap=True, overflow="crop"))
         return Group(*lines)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import anyio
 import attrs
 
-from agentloop import BatchedRun, RunBatch
+from agentloop import BatchedRun, RunBatch, RunStream
 from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import KeptRequests, Requests
@@ -26,6 +26,7 @@ from agentloop.cli.show import (
     JsonLines,
     Narrator,
     Show,
+    TerminalShow,
     answer_of,
     error_json,
     explain_unfinished,
@@ -194,13 +195,16 @@ class BatchRun:
         return json_line({"line": run.input.number, "request": run.input.text, **value})
 
 
-def show_for(job: CliOptions, *, table: bool = True) -> Show:
-    """Return the display of a single run: JSON lines if the job has the option, lanes at a terminal, else plain lines.
+def show_for(job: CliOptions) -> Show:
+    """Return the display of a single run: JSON lines if the job has the option, else that for people."""
+    return JsonLines(job.out, job.err, with_traceback=job.traceback) if job.json else terminal_show_for(job)
+
+
+def terminal_show_for(job: CliOptions, *, table: bool = True) -> TerminalShow:
+    """Return the display of a single run for people: lanes at a terminal, else plain lines.
 
     *table* tells whether lanes are followed by a table of all calls.
     """
-    if job.json:
-        return JsonLines(job.out, job.err, with_traceback=job.traceback)
     asks = not isinstance(job.approver, Questions)
     if not can_show_lanes(job.err):
         return Narrator(job.out, job.err, with_traceback=job.traceback, asks=asks)
@@ -249,8 +253,16 @@ def _told_once(job: CliOptions) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime) -> int:
+async def run_shown(
+    job: CliOptions,
+    request: str,
+    show: Show,
+    runtime: Runtime,
+    follow: Callable[[RunStream[Any]], Awaitable[None]] | None = None,
+) -> int:
     """Run or resume *request*, show its events and its result, and return the exit code.
+
+    *follow* shows one run segment in place of `show.follow`.
 
     Cancellation: as for `run_one`.
 
@@ -262,7 +274,7 @@ async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime)
     async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         with _told_once(job):
             async with Runner.run_streamed(job.agent, given, **options) as stream:
-                await show.follow(stream)
+                await (follow or show.follow)(stream)
         return stream.result
 
     ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))

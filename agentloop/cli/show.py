@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -62,6 +62,17 @@ class Show(Protocol):
 
     def cancelled(self) -> None:
         """Show that a signal ended the run. Called after the event loop has ended."""
+
+
+class TerminalShow(Show, Protocol):
+    """A display at which a user may type while the run works."""
+
+    @property
+    def typing(self) -> Callable[[str], None] | None:
+        """Shows the line that is typed as it is so far; None if the terminal does that."""
+
+    async def note(self, line: str) -> None:
+        """Show a line about what was typed."""
 
 
 class Sink(Protocol):
@@ -128,6 +139,8 @@ class Narrator:
         self._starts = starts
         self._asks = asks
         self._live = out if out.is_terminal or out.goes_where(err) else err
+        self.typing = None
+        """None, because the terminal itself shows what is typed."""
         self._said = ""
         """The text of the root run in this turn that was shown so far."""
 
@@ -170,6 +183,11 @@ class Narrator:
                 self._said = ""
             case _:
                 pass
+
+    async def note(self, line: str) -> None:
+        """Write the line."""
+        await self._end_line()
+        await self._err.write(f"{line}\n")
 
     async def ended(self, ending: RunSummary) -> None:
         """Write the answer to the output, or the reason why there is none to the error output."""

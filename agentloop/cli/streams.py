@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import stat
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, TextIO
 
 import anyio
@@ -221,6 +223,8 @@ class TypedLines:
     """Lines as a user types them at a terminal; a pipe or a file does as well. Used by one task at a time.
 
     Ctrl-D ends one reading, not the input: the next reading waits for another line. What was typed ahead is kept.
+
+    Within `edited` keys are taken one by one, and shown by others than the terminal.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -228,6 +232,12 @@ class TypedLines:
         self._descriptor = _get_descriptor(stream)
         self._waits = self._descriptor is not None and _may_wait(self._descriptor)
         self._typed = bytearray()
+        self._draft = b""
+        """The line that was not complete when `edited` was left."""
+        self._has_ended = False
+        self._changed: Callable[[str], None] | None = None
+        self._give_back: Callable[[], None] = _nothing
+        """Gives the keys back to the terminal, if they were taken."""
 
     async def next(self, *, cut: bool = False) -> str | None:
         """Wait for a line, and return it without its newline; None at the end of the input (Ctrl-D).
@@ -237,7 +247,13 @@ class TypedLines:
         Cancellation: a checkpoint while it waits for a pipe or a terminal; no input is lost.
         """
         while b"\n" not in self._typed:
+            if self._has_ended:
+                self._has_ended = False
+                return None
             chunk = await self._read()
+            if chunk and self._changed is not None:
+                self._edit(chunk, self._changed)
+                continue
             if not chunk:
                 rest = bytes(self._typed)
                 self._typed.clear()
@@ -253,6 +269,79 @@ class TypedLines:
         if self._waits:
             await anyio.wait_readable(self._descriptor)
         return os.read(self._descriptor, _CHUNK)
+
+    def put_back(self, lines: Iterable[str], *, ended: bool = False) -> None:
+        """Let the next readings return *lines*, before all that was typed since; with *ended*, then None."""
+        self._typed[:0] = "".join(f"{line}\n" for line in lines).encode()
+        self._has_ended = ended
+
+    def continue_draft(self) -> str:
+        """Let the next reading begin with the line that was not complete when `edited` was left, and return it."""
+        draft, self._draft = self._draft, b""
+        self._typed += draft
+        return draft.decode("utf-8", "replace")
+
+    @contextlib.contextmanager
+    def edited(self, changed: Callable[[str], None]) -> Iterator[None]:
+        """Take keys as they are typed, and call *changed* with the line so far; the terminal echoes nothing meanwhile.
+
+        Backspace, Ctrl-U and Ctrl-D do as usual. What isn't complete at the end is for `continue_draft`. Does nothing
+        if this isn't a terminal, except to note what is read.
+        """
+        self._take_keys()
+        self._changed = changed
+        if draft := self.continue_draft():
+            changed(draft)
+        try:
+            yield
+        finally:
+            self._changed = None
+            self.restore()
+            begin = self._typed.rfind(b"\n") + 1
+            self._draft = bytes(self._typed[begin:])
+            del self._typed[begin:]
+
+    def _take_keys(self) -> None:
+        terminal = self._descriptor
+        if terminal is None or not os.isatty(terminal):
+            return
+        import termios  # where there is a terminal
+
+        before, keys = (termios.tcgetattr(terminal) for _ in range(2))
+        keys[3] &= ~(termios.ICANON | termios.ECHO)
+        keys[6][termios.VMIN], keys[6][termios.VTIME] = 1, 0
+        self._give_back = lambda: termios.tcsetattr(terminal, termios.TCSANOW, before)
+        termios.tcsetattr(terminal, termios.TCSANOW, keys)
+
+    def restore(self) -> None:
+        """Give the keys back to the terminal at once, if `edited` has them. Never waits."""
+        give_back, self._give_back = self._give_back, _nothing
+        with contextlib.suppress(OSError):  # it is gone
+            give_back()
+
+    def _edit(self, keys: bytes, changed: Callable[[str], None]) -> None:
+        """Change the line as *keys* say."""
+        for key in _ESCAPED.sub(b"", keys):
+            begin = self._typed.rfind(b"\n") + 1
+            if key in _ERASE:
+                kept = self._typed[begin:].decode("utf-8", "replace")[:-1]
+                self._typed[begin:] = kept.encode()
+            elif key == _KILL:
+                del self._typed[begin:]
+            elif key == _END:
+                self._has_ended = self._has_ended or begin == len(self._typed)
+            elif key >= ord(" ") or key in b"\t\n":
+                self._typed.append(key)
+        changed(self._typed[self._typed.rfind(b"\n") + 1 :].decode("utf-8", "replace"))
+
+
+_ERASE, _KILL, _END = b"\x7f\b", 0x15, 0x04
+_ESCAPED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
+"""Keys without a character, such as arrows."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def count_lines(path: str) -> int:

@@ -8,7 +8,17 @@ from typing import Any
 import anyio
 import attrs
 
-from agentloop import Agent, Capacity, FunctionTool, ToolContext, UserError, tool
+from agentloop import (
+    Agent,
+    AskAgain,
+    Capacity,
+    FunctionTool,
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    ToolContext,
+    UserError,
+    tool,
+)
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import ScriptedModel, call, fail, say, wait
@@ -235,6 +245,26 @@ def _converses(request: ModelRequest) -> Any:
 
 talker = Agent("talker", model=scripted(_converses), tools=[hang, erase])
 
+
+async def _refuse_rude_words(ctx: Any, agent: Any, given: Any) -> Any:
+    """Reject an added input that is rude."""
+    rude = any("stupid" in item.text for item in given[-1:])
+    return AskAgain("mind your words") if rude else GuardrailFunctionOutput(tripwire_triggered=False)
+
+
+def _listens(request: ModelRequest) -> Any:
+    """Do what the last message says; after a call, repeat all messages."""
+    texts = [item.text for item in request.items if isinstance(item, UserMessage)]
+    last = request.items[-1]
+    match texts[-1].split():
+        case ["climb"] if isinstance(last, UserMessage):
+            return call("climb", {"name": "peak"})
+        case ["erase", name] if isinstance(last, UserMessage):
+            return [call("climb", {"name": "peak"}), call("erase", {"name": name})]
+        case _:
+            return say(" | ".join(texts))
+
+
 # -- lanes
 
 _two_at_once = Capacity(2)
@@ -259,6 +289,12 @@ def _climbs(request: ModelRequest) -> Any:
 
 
 climber = Agent("climber", model=scripted(_climbs), tools=[climb])
+listener = Agent(
+    "listener",
+    model=scripted(_listens),
+    tools=[climb, erase],
+    input_guardrails=[InputGuardrail(_refuse_rude_words)],
+)
 guide = Agent(
     "guide",
     model=scripted(lambda request: say("Done.") if len(request.items) > 1 else call("go_up", {"input": "3"})),

@@ -47,6 +47,14 @@ def notes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def pipe(notes: Path) -> Path:
+    """The pipe that the climbing tool waits for."""
+    path = Path(f"{notes}.pipe")
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
 def start(notes: Path) -> Iterator[Start]:
     """`start("run", …)` starts the command line as a child, which is killed at the end of the test."""
     children: list[subprocess.Popen[str]] = []

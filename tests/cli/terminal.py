@@ -8,11 +8,23 @@ import re
 import struct
 import subprocess
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pyte
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@contextmanager
+def opened(pipe: Path) -> Iterator[None]:
+    """Let every climber come to its end."""
+    descriptor = os.open(pipe, os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Terminal:
@@ -75,7 +87,17 @@ class Terminal:
 
     def type(self, text: str) -> None:
         """Type a line."""
-        os.write(self._ours, f"{text}\n".encode())
+        self.press(f"{text}\n")
+
+    def press(self, keys: str) -> None:
+        """Press *keys*, without Enter."""
+        os.write(self._ours, keys.encode())
+
+    @property
+    def echoes(self) -> bool:
+        """True if the terminal shows what is typed by itself, and hands over whole lines."""
+        modes = termios.tcgetattr(self._ours)[3]
+        return bool(modes & termios.ECHO and modes & termios.ICANON)
 
     def finish(self) -> int:
         """Read until the child ends, and return its exit code."""

@@ -6,14 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.terminal import Terminal
+from cli.terminal import Terminal, opened
 
 from agentloop import Agent, RunConfig, Runner, UsageLimits
 from agentloop import events as ev
@@ -33,24 +32,6 @@ def _terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-
-
-@pytest.fixture
-def pipe(notes: Path) -> Path:
-    """The pipe that the climbing tool waits for."""
-    path = Path(f"{notes}.pipe")
-    os.mkfifo(path)
-    return path
-
-
-@contextmanager
-def opened(pipe: Path) -> Iterator[None]:
-    """Let every climber come to its end."""
-    descriptor = os.open(pipe, os.O_RDWR)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def check_restored(terminal: Terminal) -> None:
