@@ -37,12 +37,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 57, 15
+MOST_ROOMS, MOST_FLOORS = 57, 16
 """Rooms of the package, and the longest way down through their imports: more of either is a decision.
 
 The library itself has 48; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
 and so are the lab, the bundles and the forms of other libraries, which nothing else needs. `testing.explorer` is
 imported where pytest explores only.
+The longest way leads from the command line by the lab and PostgreSQL, whose loop of a worker runs agents, to `run`.
 What an agent behind the web and one behind MCP both use, states and the words about errors, is a room below both.
 """
 

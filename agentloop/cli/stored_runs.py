@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # the store is imported by this command only
     from agentloop.postgres import PostgresStore, StoredRun, StoredStatus
 
 ACTIONS = ("list", "health", "cancel", "retry", "delete", "migrate")
-STATUSES: tuple[StoredStatus, ...] = ("running", "interrupted", "completed", "failed", "cancelled", "stopped")
+STATUSES: tuple[StoredStatus, ...] = (
+    *("queued", "running", "interrupted", "completed", "failed", "cancelled", "stopped", "dead"),
+)
 _TAKES: dict[str, set[str]] = {
     "list": {"run_ids", "statuses", "agent", "older_than", "limit", "as_json", "key_file"},
     "health": {"as_json"},
@@ -104,6 +106,9 @@ class _Command:
                 return "will be cancelled by its worker, at the next renewal of its lease."
             case "retry":
                 await store.retry(run_id, key=self.key)
+                run = await store.find(run_id)
+                if run is not None and run.due_at is not None:
+                    return "is due: a worker that serves its agent takes it."
                 return "may be continued: give your queue a job for it."
             case _:
                 await store.delete(run_id)
@@ -185,6 +190,9 @@ def _format_run(run: StoredRun) -> str:
     parts = [exact(run.run_id), run.status, format_age(time.time() - run.since), exact(run.agent)]
     parts += [f"{exact(call.tool)} ({exact(call.call_id)}) waits for its {call.asks}" for call in run.waiting]
     parts += [] if run.error is None else [exact(run.error)]
+    parts += [f"of {exact(run.owner)}"] if run.owner else []
+    parts += [f"attempts: {run.attempts}"] if run.attempts else []
+    parts += [] if run.trouble is None else [exact(run.trouble)]
     parts += [] if run.held_until is None else [f"held by {exact(run.worker or '?')}"]
     if run.cancel_requested:
         parts.append("cancelled" + ("" if run.cancelled_by is None else f" by {exact(run.cancelled_by)}"))
@@ -222,8 +230,8 @@ def runs(
     for the longest time come first.
 
     ACTION is `list`, or for a database: `cancel RUN...` (a worker that has the run stops), `retry RUN...` (a run that
-    failed or was cancelled may be continued), `delete RUN...` or `delete --older-than 30d` (runs that are over),
-    `migrate` (bring the tables up to date, by a role that may), `health`.
+    failed, was cancelled or is dead may be continued), `delete RUN...` or `delete --older-than 30d` (runs that are
+    over), `migrate` (bring the tables up to date, by a role that may), `health`.
 
     Exit codes: 0 all went well, 1 there is no such RUN, the database refuses or a journal is damaged, 2 wrong use.
     """

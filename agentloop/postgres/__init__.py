@@ -1,15 +1,19 @@
-"""Runs, sessions and memories in PostgreSQL, for fleets of workers that have their own queue (the extra `postgres`).
+"""Runs, sessions and memories in PostgreSQL, for fleets of workers (the extra `postgres`).
 
 `PostgresStore` holds the connections and the tables. `PostgresStore.lease` takes a run over: from then on no other
 worker appends to its journal, so none starts a body of it. `PostgresJournal` is the journal of one run,
-`PostgresSession` one conversation, and `PostgresMemory` keeps the files of `agentloop.bundles.Memory`. The driver,
-psycopg, is imported when the first connection opens.
+`PostgresSession` one conversation, and `PostgresMemory` keeps the files of `agentloop.bundles.Memory`.
+
+`serve` is the loop of a worker, for runs that `PostgresStore.submit` has put into the database; with a queue that you
+have already, let its jobs take leases. The driver, psycopg, is imported when the first connection opens.
 """
 
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._lease import Lease, LeaseHeld, LeaseLost, RunCancelled
 from agentloop.postgres._memory import PostgresMemory
+from agentloop.postgres._queue import ServedRun
 from agentloop.postgres._run_rows import StoredCall, StoredRun, StoredStatus
+from agentloop.postgres._serve import serve
 from agentloop.postgres._session import PostgresSession
 from agentloop.postgres._store import PostgresStore, StoreHealth
 
@@ -22,8 +26,10 @@ __all__ = [
     "PostgresSession",
     "PostgresStore",
     "RunCancelled",
+    "ServedRun",
     "StoreHealth",
     "StoredCall",
     "StoredRun",
     "StoredStatus",
+    "serve",
 ]

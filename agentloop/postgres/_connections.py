@@ -86,6 +86,23 @@ MIGRATIONS: tuple[str, ...] = (
         ALTER COLUMN records SET DEFAULT 0;
     CREATE INDEX agentloop_leases_status ON agentloop_leases (status, since, run_id) WHERE status IS NOT NULL;
     """,
+    # The queue of `serve`: columns without a default again. Neither index names a column that a renewal changes.
+    """
+    ALTER TABLE agentloop_leases
+        ADD COLUMN served_as text,
+        ADD COLUMN owner text,
+        ADD COLUMN priority integer,
+        ADD COLUMN due_at timestamptz,
+        ADD COLUMN is_taken boolean,
+        ADD COLUMN taken_at timestamptz,
+        ADD COLUMN attempts integer,
+        ADD COLUMN input text,
+        ADD COLUMN trouble text;
+    CREATE INDEX agentloop_leases_due ON agentloop_leases (owner, priority DESC, due_at, run_id)
+        WHERE due_at IS NOT NULL AND waiting IS NULL;
+    CREATE INDEX agentloop_leases_taken ON agentloop_leases (owner) WHERE is_taken;
+    CREATE INDEX agentloop_leases_latest ON agentloop_leases (owner, taken_at) WHERE taken_at IS NOT NULL;
+    """,
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 
@@ -246,6 +263,10 @@ class Connections:
         self.closed = True
         while self._idle:
             self._idle.pop().close()
+
+    def open(self) -> Connection:
+        """Return another connection, not counted among the *most*, which the caller closes. Blocks."""
+        return self._connect()
 
     def _connect(self) -> Connection:
         milliseconds = round(self.timeout * 1000)

@@ -28,7 +28,8 @@ A verdict is a record, not a message; so are answers and added input. Any proces
 run. Rejected: a table of verdicts which workers read. It would be a second truth, with its own question about what was
 taken once.
 
-No queue of our own, and no DBOS. Fleets have a queue. DBOS names the steps of a workflow by the order in which they
+Any queue, and no DBOS. What continues a run takes its lease, and needs no more: the jobs of a queue that you have, or
+`serve`, whose queue is the rows of the runs (`_queue`). DBOS names the steps of a workflow by the order in which they
 begin. Under limits that order is made by how long earlier calls took; in a recovery these return at once, so others
 begin first, the names no longer fit, and the model learns that effects failed which had happened. Here a call is
 known by its id, in any order.
@@ -52,6 +53,7 @@ from agentloop.journal._envelope import LINE_HEAD, End, Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
 from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease, LeaseHeld, RunCancelled, describe_cancelled
+from agentloop.postgres._queue import notify
 from agentloop.postgres._run_rows import RowSummary
 from agentloop.postgres._store import PostgresStore
 
@@ -359,6 +361,8 @@ class _PostgresRows(JournalRows):
                 raise self.other_writer() from error
             if added.rowcount == 0:
                 raise self._refusal(connection, end) if lease is None else lease.lose()
+            if row and lease is None and summary.status == "interrupted" and not summary.waiting:
+                notify(connection)  # the last verdict has come
 
         self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
         self._summary, self._row = summary, summary.row if row else self._row

@@ -43,7 +43,7 @@ WHERE run_id = %(run_id)s AND status IS DISTINCT FROM 'cancelled' AND cancelled_
     AND (ends_at IS NULL OR ends_at <= clock_timestamp())
 """
 _RELEASE = """
-UPDATE agentloop_leases SET ends_at = NULL, holder = NULL
+UPDATE agentloop_leases SET ends_at = NULL, holder = NULL, is_taken = NULL
 WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND holder = %(holder)s
 """
 # Two steps: a condition beside `FOR UPDATE` is judged before the row's lock is waited for, and again only if the row
@@ -187,6 +187,10 @@ class Lease:
 
         with as_journal_error(f"run {self.run_id!r}"):
             epoch, begun = await self._connections.run(take, again=True)
+        self.adopt(epoch, begun)
+
+    def adopt(self, epoch: int, begun: float) -> None:
+        """Note that the database has given this holder the run, by a statement that was sent at the time *begun*."""
         self.epoch = epoch
         self.extend(begun)
         self._lost = None

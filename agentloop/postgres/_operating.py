@@ -14,6 +14,7 @@ from typing import Any
 from agentloop.exceptions import StateError
 from agentloop.journal._envelope import Seal, record_of, write_end
 from agentloop.journal._rows import scan_rows
+from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connection
 from agentloop.postgres._lease import LeaseHeld
 from agentloop.postgres._run_rows import RowSummary, StoredRun, read_end, read_times, run_of
@@ -22,7 +23,8 @@ _FREE = "(ends_at IS NULL OR ends_at <= clock_timestamp())"
 _LIST = """
 SELECT run_id, status, agent, extract(epoch FROM since)::float8, extract(epoch FROM began_at)::float8, waiting, error,
     worker, application, CASE WHEN ends_at > now() THEN extract(epoch FROM ends_at)::float8 END,
-    cancelled_by, cancelled_at IS NOT NULL
+    cancelled_by, cancelled_at IS NOT NULL, owner, priority, coalesce(attempts, 0),
+    extract(epoch FROM due_at)::float8, trouble
 FROM agentloop_leases WHERE {conditions} ORDER BY since, run_id LIMIT %(limit)s
 """
 # Only those that are asked for, so that the index of status and time finds the rows, and in their order.
@@ -37,7 +39,7 @@ _CONDITIONS = {
 _OPEN = """
 SELECT status, count(*), extract(epoch FROM clock_timestamp() - min(since))::float8,
     count(waiting)
-FROM agentloop_leases WHERE status IN ('running', 'interrupted') GROUP BY status
+FROM agentloop_leases WHERE status IN ('queued', 'running', 'interrupted', 'dead') GROUP BY status
 """
 _LOCK = f"""
 SELECT status, {_FREE}, coalesce(greatest(extract(epoch FROM ends_at - clock_timestamp()), 0), 0)::float8,
@@ -49,12 +51,16 @@ UPDATE agentloop_leases SET cancelled_at = clock_timestamp(), cancelled_by = %(b
     status = CASE WHEN {_FREE} THEN 'cancelled' ELSE status END,
     waiting = CASE WHEN {_FREE} THEN NULL ELSE waiting END,
     since = CASE WHEN {_FREE} THEN clock_timestamp() ELSE since END,
-    began_at = coalesce(began_at, clock_timestamp()), agent = coalesce(agent, '')
+    began_at = coalesce(began_at, clock_timestamp()), agent = coalesce(agent, ''), due_at = NULL
 WHERE run_id = %(run_id)s
 """
+# A run that was submitted, and hasn't begun, is queued again.
 _WRITE = """
-UPDATE agentloop_leases SET cancelled_at = NULL, cancelled_by = NULL, status = %(status)s, agent = %(agent)s,
-    waiting = %(waiting)s, error = %(error)s, records = %(records)s, since = to_timestamp(%(since)s),
+UPDATE agentloop_leases SET cancelled_at = NULL, cancelled_by = NULL,
+    status = CASE WHEN %(records)s = 0 AND served_as IS NOT NULL THEN 'queued' ELSE %(status)s END,
+    agent = CASE WHEN %(records)s = 0 AND served_as IS NOT NULL THEN served_as ELSE %(agent)s END,
+    since = CASE WHEN %(records)s = 0 AND served_as IS NOT NULL THEN clock_timestamp() ELSE to_timestamp(%(since)s) END,
+    waiting = %(waiting)s, error = %(error)s, records = %(records)s,
     began_at = coalesce(began_at, to_timestamp(%(began_at)s))
 WHERE run_id = %(run_id)s
 """
@@ -123,11 +129,11 @@ def cancel_run(connection: Connection, run_id: str, by: str | None) -> bool:
 
 
 def retry_run(connection: Connection, run_id: str, seal: Seal) -> None:
-    """Allow the run again: take its cancellation back, and its failure out of its journal."""
+    """Allow the run again: take its cancellation or death back, and its failure out of its journal."""
     from agentloop.postgres._retries import count_before_failure  # only a retry folds a run
 
     name = f"run {run_id!r}"
-    with _locked(connection, run_id) as (_, is_free, seconds, was_cancelled):
+    with _locked(connection, run_id) as (status, is_free, seconds, was_cancelled):
         _check_free(run_id, is_free, seconds)
         rows = connection.execute(_LINES, {"run_id": run_id}).fetchall()
         found = scan_rows(rows, seal, name)
@@ -139,10 +145,11 @@ def retry_run(connection: Connection, run_id: str, seal: Seal) -> None:
             last = write_end([line for _, line in rows[:at]], kept[at], now=time.time(), seal=found.seal)
             connection.execute(_CUT, {"run_id": run_id, "first": at})
             connection.execute(_INSERT, {"run_id": run_id, "n": at, "line": last[:-1]})
-        elif not was_cancelled:
+        elif not was_cancelled and status != "dead":
             how = "it hasn't ended" if end is None else f"it is {end.status}"
             raise StateError(f"{name} needs no retry, since {how}: a worker can resume it, or has its result")
         _write_row(connection, run_id, kept)
+        queue.queue_again(connection, run_id)
 
 
 def delete_run(connection: Connection, run_id: str) -> None:

@@ -17,8 +17,14 @@ import msgspec
 
 from agentloop._common.values import Value
 
-StoredStatus: TypeAlias = Literal["running", "completed", "interrupted", "cancelled", "stopped", "failed"]
-"""`running` from the beginning of a run segment to its end, also if its worker has died; else how the run ended."""
+StoredStatus: TypeAlias = Literal[
+    "queued", "running", "completed", "interrupted", "cancelled", "stopped", "failed", "dead"
+]
+"""`running` from the beginning of a run segment to its end, also if its worker has died; else how the run ended.
+
+Of a run that was submitted to the workers of `serve`: `queued` while it waits for one of them, and `dead` if their
+attempts are used up.
+"""
 
 OVER: tuple[StoredStatus, ...] = ("completed", "failed", "cancelled")
 """The statuses of runs that no worker has to continue."""
@@ -60,6 +66,13 @@ class StoredRun(Value, frozen=True):
             it. A run that is `"running"` and isn't held waits for a worker, because its own has died.
         cancelled_by: Who cancelled it by `PostgresStore.cancel`; None if no one has, or without a name.
         cancel_requested: True if it was cancelled so: no worker may take it, and the one that has it will stop.
+        owner: Whose run it is, as given to `PostgresStore.submit`; None for a run that wasn't submitted.
+        priority: Its priority among the submitted runs; None for a run that wasn't.
+        attempts: How many workers in a row have taken it without bringing it to a pause or its end; the one that has it
+            is counted.
+        due_at: The time from which a worker of `serve` may take it, unless one has it or it waits for a person; None
+            if none will.
+        trouble: Why the last worker of `serve` couldn't continue it; None if it could.
     """
 
     run_id: str
@@ -74,6 +87,11 @@ class StoredRun(Value, frozen=True):
     held_until: float | None = None
     cancelled_by: str | None = None
     cancel_requested: bool = False
+    owner: str | None = None
+    priority: int | None = None
+    attempts: int = 0
+    due_at: float | None = None
+    trouble: str | None = None
 
 
 _Place: TypeAlias = tuple[str, ...]

@@ -21,7 +21,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -29,16 +29,20 @@ from typing import Self, get_args
 
 import anyio
 
-from agentloop._common.checks import NAMES, check, check_count, check_id, check_seconds, is_texts, optional
+from agentloop._common.checks import NAMES, check, check_count, check_id, check_seconds, fits, is_texts, optional
 from agentloop._common.values import Value
 from agentloop.exceptions import JournalError, StateError, UserError, UserValueError
+from agentloop.items import Item, to_items
 from agentloop.journal._envelope import Seal
 from agentloop.postgres import _operating as operating
+from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
 from agentloop.postgres._lease import Lease
 from agentloop.postgres._renewals import Renewals
 from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus
+from agentloop.sessions._item_rows import write_items
 
+_MOST_PRIORITY = 1000
 _BATCH = 200
 """Runs of a batch: of thirty lines each they are deleted in about 30 ms."""
 
@@ -53,7 +57,7 @@ class StoreHealth(Value, frozen=True):
         late: Those of them whose renewal is more than a second late: the event loop is blocked, or the database slow.
         connections_in_use: The connections that were in use at that moment.
         connections: The most that the store opens. As many in use as this again and again: appends wait for each other.
-        runs: How many runs of the database are `"running"` and `"interrupted"`.
+        runs: How many runs of the database are `"queued"`, `"running"`, `"interrupted"` and `"dead"`.
         oldest: The seconds since the oldest of these came to its status.
         waiting: How many runs have calls that wait for a person.
     """
@@ -125,15 +129,27 @@ class PostgresStore:
         """
         check_id("run_id", run_id)
         check_seconds("seconds", seconds)
-        lease = Lease(self.connections, run_id, f"{os.getpid()}-{secrets.token_hex(8)}", seconds, **self._named)
+        lease = self._new_lease(run_id, self._new_holder(), seconds)
+        await lease.take()
+        async with self._hold(lease):
+            yield lease
+
+    def _new_holder(self) -> str:
+        return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+    def _new_lease(self, run_id: str, holder: str, seconds: float) -> Lease:
+        return Lease(self.connections, run_id, holder, seconds, **self._named)
+
+    @asynccontextmanager
+    async def _hold(self, lease: Lease) -> AsyncIterator[None]:
+        """Hold *lease*, which was taken, for a block: the part of `lease` behind its beginning."""
         raised: BaseException | None = None
         held = False
-        await lease.take()
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._renewals.keep, lease, group.cancel_scope)
                 try:
-                    yield lease
+                    yield
                 except (anyio.get_cancelled_exc_class(), GeneratorExit):
                     raise
                 except BaseException as error:  # noqa: ASYNC103 - raised below, where the group doesn't wrap it
@@ -147,6 +163,52 @@ class PostgresStore:
             raise raised
         if not held:
             raise lease.cancelled or lease.lost()
+
+    # ------------------------------------------------------------------------------------------ runs for `serve`
+
+    async def submit(
+        self, run_id: str, agent: str, input: str | Iterable[Item], *, owner: str = "", priority: int = 0
+    ) -> bool:
+        """Give a run to the workers that `serve` the agent. Returns once it is in the database, not when it has begun.
+
+        May be repeated, by an id that your application chooses: an order's number, say. True if the run is in the queue
+        now, False if it was submitted before; then nothing is changed. A run that was begun without `serve`,
+        or that waits for its verdicts, is continued from where it is, and *input* isn't used.
+
+        Args:
+            run_id: The run.
+            agent: The name of the agent that begins it.
+            input: Text or items. It is stored as it is, so no message in it may be `secret`.
+            owner: Whose run it is, such as a customer's name: each owner gets a fair share of the workers.
+            priority: From -1000 to 1000. Runs of a higher number come first, of all owners.
+
+        Raises:
+            UserError: an argument is wrong.
+            JournalError: the database refuses or can't be reached. Whether the run is in the queue isn't known:
+                submit it again.
+
+        Example:
+            import anyio
+            from agentloop.postgres import PostgresStore
+
+            async def main():
+                async with PostgresStore("postgresql://localhost/shop") as store:
+                    await store.submit("order-7", "clerk", "Refund order 7.", owner="acme")
+
+            # anyio.run(main)  # needs a server
+        """
+        check_id("run_id", run_id)
+        check_id("agent", agent)
+        check("owner", NAMES.text(), owner)
+        check("priority", NAMES.count(-_MOST_PRIORITY), priority)
+        at_most = fits(lambda given: given <= _MOST_PRIORITY)
+        check("priority", NAMES.needs(f"expected at most {_MOST_PRIORITY}", at_most, error=UserValueError), priority)
+        items = to_items(input)
+        if any(getattr(item, "secret", False) for item in items):
+            raise UserValueError("input: a secret item would be stored readably: begin the run with a sealed journal")
+        given = {"run_id": run_id, "agent": agent, "owner": owner, "priority": priority}
+        given["input"] = f"[{','.join(write_items('input', items))}]"
+        return await self._ask(lambda db: queue.submit_run(db, given), again=True)
 
     # ------------------------------------------------------------------------------------------ the operator's side
 
@@ -214,7 +276,9 @@ class PostgresStore:
         return await self._ask(lambda db: operating.cancel_run(db, run_id, by))
 
     async def retry(self, run_id: str, *, key: bytes | None = None, older_seals: bool = False) -> None:
-        """Let workers continue a run that has failed, or was cancelled. Then give your queue a job for it.
+        """Let workers continue a run that has failed, was cancelled, or is dead.
+
+        Those of `serve` take it if it was submitted; otherwise give your queue a job for it.
 
         The end of a failed run is taken out of its journal, so the run continues as after a crash before that end: it
         asks the model again if the model had failed. What the log has isn't done again: a call that has failed and

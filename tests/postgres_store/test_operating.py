@@ -512,7 +512,7 @@ async def test_a_role_that_may_not_change_tables_works_once_they_are_there(
         grants = f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}"
         db.execute(f"GRANT {grants} TO {name}")
     async with PostgresStore(conninfo.replace("user=postgres", f"user={name}")) as worker:
-        with pytest.raises(StateError, match="version 3, and this role may not make them: run `agentloop runs"):
+        with pytest.raises(StateError, match="version 4, and this role may not make them: run `agentloop runs"):
             await worker.runs()
         async with PostgresStore(conninfo) as owner:
             assert await owner.migrate() == 0
@@ -523,7 +523,7 @@ async def test_a_role_that_may_not_change_tables_works_once_they_are_there(
         await worker.delete("run")
         await worker.connections.run(lambda db: db.execute("UPDATE agentloop_schema SET version = 9"))
     async with PostgresStore(conninfo.replace("user=postgres", f"user={name}")) as older:
-        with pytest.raises(StateError, match="tables of version 9, of a later agentloop; this one knows 3"):
+        with pytest.raises(StateError, match="tables of version 9, of a later agentloop; this one knows 4"):
             await older.runs()
 
 
@@ -553,8 +553,8 @@ async def test_health_says_what_is_held_and_what_waits(store: PostgresStore) -> 
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda store: store.runs(status="open"), "status: expected one of 'running', "),
-        (lambda store: store.runs(status=[]), "status: expected one of 'running', "),
+        (lambda store: store.runs(status="open"), "status: expected one of 'queued', "),
+        (lambda store: store.runs(status=[]), "status: expected one of 'queued', "),
         (lambda store: store.runs(older_than=-1), "older_than: expected a finite number"),
         (lambda store: store.runs(agent=3), "agent: expected text"),
         (lambda store: store.waiting(limit=0), "limit: expected at least 1"),

@@ -1,6 +1,8 @@
 """`agentloop runs` of a database: what it lists, and what it does with runs."""
 
 import json
+import re
+from functools import partial
 
 import anyio
 import pytest
@@ -11,6 +13,7 @@ from postgres_store.server import Server
 from agentloop import Runner, tool
 from agentloop.cli.app import app
 from agentloop.postgres import Lease, PostgresJournal, PostgresStore
+from agentloop.postgres import _queue as queue
 from agentloop.testing import call
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -84,6 +87,34 @@ def test_runs_of_a_database_are_looked_after(address: str) -> None:
     assert runs(address, "delete", "--older-than", "0s", "--status", "interrupted").stdout == "Runs deleted: 1.\n"
     refused = runs(address, "delete", "run-1")
     assert (refused.exit_code, refused.stderr) == (1, "Error: StateError: the database holds no run 'run-1'\n")
+
+
+def test_what_waits_for_a_worker_and_what_is_dead_is_listed(address: str) -> None:
+    """With its owner, its attempts and its trouble; a retry makes it due."""
+
+    async def submit(*, dies: bool) -> None:
+        async with PostgresStore(address) as store:
+            if not dies:
+                await store.submit("run-1", "clerk", "Pay.", owner="acme")
+                return
+            spent = "UPDATE agentloop_leases SET attempts = 3, trouble = 'ConnectionError'"
+            await store.connections.run(lambda db: db.execute(spent))
+            due = {**queue.due_of(["clerk"], []), "most": 3}
+            assert await store.connections.run(lambda db: queue.bury(db, due)) == ["run-1"]
+
+    anyio.run(partial(submit, dies=False))
+    assert re.fullmatch(r"run-1  queued  \d+ s  clerk  of acme\n", runs(address, "--status", "queued").stdout)
+    assert runs(address, "cancel", "run-1").stdout == "run-1 is cancelled.\n"
+    again = "run-1 is due: a worker that serves its agent takes it.\n"
+    assert runs(address, "retry", "run-1").stdout == again
+    anyio.run(partial(submit, dies=True))
+    shown = runs(address, "--status", "dead").stdout
+    assert re.fullmatch(r"run-1  dead  \d+ s  clerk  of acme  attempts: 3  ConnectionError\n", shown)
+    assert "dead: 1, the oldest for" in runs(address, "health").stdout
+    assert runs(address, "retry", "run-1").stdout == again
+    [run] = map(json.loads, runs(address, "--json").stdout.splitlines())
+    assert (run["status"], run["owner"], run["priority"]) == ("queued", "acme", 0)
+    assert "due_at" in run
 
 
 OPTIONS = {
