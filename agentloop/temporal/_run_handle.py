@@ -25,8 +25,16 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._common.checks import NAMES, check
 from agentloop._storage.public_json import record_from_json
-from agentloop.exceptions import AgentLoopError, StateError, UserError, UserTypeError, UserValueError
-from agentloop.records import Record
+from agentloop.exceptions import (
+    AgentLoopError,
+    InputRefusedError,
+    StateError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+)
+from agentloop.items import UserMessage
+from agentloop.records import InputAdded, Record
 from agentloop.state import as_json, as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
@@ -249,9 +257,80 @@ class AgentRunHandle:
             raise _read_refusal(error) from error
         return found
 
-    async def add_input(self, text: str) -> None:
-        """Show the model a message of the user when the turn that runs has ended. Not for a run that is over."""
-        await self.workflow.signal(AgentWorkflow.add_input, text)
+    async def add_input(
+        self,
+        text: str,
+        *,
+        when: Literal["turn", "idle"] = "turn",
+        id: str | None = None,
+        by: str | None = None,
+        wait: bool = True,
+        timeout: float | None = 30.0,
+    ) -> str:
+        """Add a message of the user to the run, as `RunState.add_input`; return its id when the workflow has taken it.
+
+        The model is shown it once: with the next request, or, with `when="idle"`, when the run would end otherwise.
+
+        Args:
+            text: The message.
+            when: `"turn"` or `"idle"`.
+            id: The id of the input, which you choose; a second call with it and the same text adds nothing.
+            by: Who gives the input; the log keeps it.
+            wait: False to return as soon as the engine has stored the input; no worker is needed for that. One that
+                the run refuses is logged by the worker then, and not raised here.
+            timeout: The seconds to wait for a worker.
+
+        Raises:
+            InputRefusedError: the run is over or has no turn left, another input has the id, or the one that has it was
+                withdrawn or rejected; its `reason` says which.
+            UserError: the text or an argument doesn't fit.
+            WorkerUnavailable: no worker has taken the input in time; the next one may still take it.
+        """
+        given = {"text": text, "when": when, "id": id, "by": by}
+        if wait:
+            taken: str = await self._send_input("give_input", given, timeout)
+            return taken
+        given["id"] = name = id or f"input_{uuid4().hex}"
+        await self.workflow.signal("input", given)
+        return name
+
+    async def withdraw(self, id: str, *, by: str | None = None, timeout: float | None = 30.0) -> None:
+        """Take back the added input *id*, which the model hasn't been shown, as `RunState.withdraw`.
+
+        Raises:
+            InputRefusedError: the run is over, or the input doesn't wait; its `reason` says what has become of it.
+            UserError: an argument doesn't fit.
+            WorkerUnavailable: no worker has answered in time; the next one may still take the input back.
+        """
+        await self._send_input("withdraw_input", {"id": id, "by": by}, timeout)
+
+    async def _send_input(self, name: str, given: dict[str, Any], timeout: float | None) -> Any:
+        while True:
+            try:
+                return await _update(self.workflow, name, [given], timeout=timeout)
+            except WorkflowUpdateFailedError as error:
+                if not _has_ended(error.cause):
+                    raise _read_refusal(error) from error
+                why: Exception = error
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+                why = error
+            if (await self.workflow.describe()).close_time is not None:
+                break
+            if not isinstance(why, RPCError):
+                raise why
+            # The run has continued as a new workflow in the meantime: that one is asked.
+        if name == "give_input" and given["id"] is not None and await self._has_input(given["id"], given["text"]):
+            return given["id"]
+        raise InputRefusedError(f"{name}: the run is over", reason="over") from why
+
+    async def _has_input(self, id: str, text: str) -> bool:
+        """True if the log has the input *text* by this id: it was taken by a call whose answer didn't come."""
+        async for record in self.records():
+            if isinstance(record, InputAdded) and record.id == id:
+                return record.items == (UserMessage(text),)
+        return False
 
     def records(self, *, after: int = 0, interval: float = 0.5, timeout: float | None = 60.0) -> AsyncIterator[Record]:
         """Return an iterator of the run's records as it makes them, from number *after* on, up to the end of the run.
@@ -409,10 +488,17 @@ async def _update(handle: WorkflowHandle[Any, Any], name: str, given: list[Any],
     )
 
 
+def _has_ended(cause: BaseException | None) -> bool:
+    """True of the engine's own error about an update that was open when the workflow ended."""
+    return isinstance(cause, ApplicationError) and cause.type == "AcceptedUpdateCompletedWorkflow"
+
+
 def _read_refusal(error: WorkflowUpdateFailedError) -> Exception:
     """Return the error with which the workflow has refused an update; *error* itself if it isn't one of ours."""
     if not isinstance(cause := error.cause, ApplicationError):
         return error
+    if cause.type == InputRefusedError.__name__:
+        return InputRefusedError(cause.message, reason=str(cause.details[0]))
     return _REFUSALS.get(cause.type or "", StateError)(cause.message)
 
 

@@ -46,20 +46,22 @@ scheduler with limits has none that is stable over a crash.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar, Unpack
+from functools import partial
+from typing import Any, Literal, TypeVar, Unpack
 
 import anyio._backends._asyncio  # noqa: F401 - else it is imported within a workflow
 import attrs
 import msgspec
 from temporalio import workflow
+from temporalio.exceptions import ApplicationError
 
 from agentloop._common.masking import mask_arguments
 from agentloop._storage.public_json import to_json
 from agentloop.config import RunConfig
-from agentloop.exceptions import StateError, UserError
+from agentloop.exceptions import InputRefusedError, StateError, UserError
 from agentloop.items import ApprovalRequest, CallToAnswer, Interruption, Item
 from agentloop.records import CancelRequested, Record, RunEnded
 from agentloop.results import RunResult
@@ -131,8 +133,25 @@ class _SentAnswer(msgspec.Struct, forbid_unknown_fields=True):
     by: str | None = None
 
 
-SentT = TypeVar("SentT", _SentVerdict, _SentAnswer)
+class _SentInput(msgspec.Struct, forbid_unknown_fields=True):
+    """An input as senders give it."""
+
+    text: str
+    when: Literal["turn", "idle"] = "turn"
+    id: str | None = None
+    by: str | None = None
+
+
+class _SentWithdrawal(msgspec.Struct, forbid_unknown_fields=True):
+    """Takes the input *id* back, as senders say so."""
+
+    id: str
+    by: str | None = None
+
+
+SentT = TypeVar("SentT", _SentVerdict, _SentAnswer, _SentInput, _SentWithdrawal)
 AskedT = TypeVar("AskedT", ApprovalRequest, CallToAnswer)
+GivenT = TypeVar("GivenT")
 
 
 def _read(given: dict[str, Any], kind: type[SentT], what: str) -> SentT:
@@ -144,6 +163,15 @@ def _read(given: dict[str, Any], kind: type[SentT], what: str) -> SentT:
 
 def _read_verdict(given: dict[str, Any]) -> _SentVerdict:
     return _read(given, _SentVerdict, "verdict")
+
+
+@contextmanager
+def _telling_reason() -> Iterator[None]:
+    """Send the reason of a refusal with it: of an error the engine keeps type and message only."""
+    try:
+        yield
+    except InputRefusedError as error:
+        raise ApplicationError(str(error), error.reason, type=InputRefusedError.__name__) from error
 
 
 def _find_one(
@@ -267,7 +295,10 @@ class AgentWorkflow:
         self._inputs: list[str] = list(given.pending_input)
         self._stream: Any = None
         self._state: RunState | None = None
+        self._between: RunState | None = None
+        """The state with which the run continues, between two segments: it takes inputs."""
         self._is_decided = False
+        self._is_over = False
 
     @property
     def _setup(self) -> AgentSetup:
@@ -277,7 +308,10 @@ class AgentWorkflow:
     async def run(self, given: AgentRunInput) -> dict[str, Any]:
         """Run the agent and return how the run ended: its status, output, usage and error."""
         with leaving():
-            return self._write_result(await self._run_to_end(given))
+            try:
+                return self._write_result(await self._run_to_end(given))
+            finally:
+                self._is_over = True
         raise AssertionError("the block above returns or raises")  # pragma: no cover
 
     async def _run_to_end(self, given: AgentRunInput) -> RunResult[Any]:
@@ -317,9 +351,10 @@ class AgentWorkflow:
             else:
                 return result
             self._records[:] = state.records
+            self._between = state
             if self._is_long():
                 await self._continue_as_new(state)
-            work = state
+            self._between, work = None, state
 
     async def _find_bond(self, text: str) -> str | None:
         """Return the name for which the state *text*, with which this workflow continues, has to be sealed."""
@@ -491,9 +526,85 @@ class AgentWorkflow:
         if self._stream is None and self._state is not None:
             self._state._refuse_cancel(tuple(path), call_id)
 
+    @workflow.update
+    async def give_input(self, input: dict[str, Any]) -> str:
+        """Take an input, and return its id. Refused as by `RunState.add_input`."""
+        return await self._take_input(input)
+
+    @give_input.validator
+    def _check_input(self, input: dict[str, Any]) -> None:
+        _read(input, _SentInput, "input")
+
+    @workflow.signal
+    async def input(self, input: dict[str, Any]) -> None:
+        """Take an input like `give_input`, from a sender that doesn't wait: a refusal is logged."""
+        try:
+            await self._take_input(input)
+        except (ApplicationError, UserError) as error:
+            workflow.logger.warning("an input was not taken: %s", error)
+
+    async def _take_input(self, given: dict[str, Any]) -> str:
+        sent = _read(given, _SentInput, "input")
+        options: dict[str, Any] = {"when": sent.when, "id": sent.id, "by": sent.by}
+        with _telling_reason():
+            return await self._give_in(
+                "add_input",
+                lambda stream: stream.add_input(sent.text, **options),
+                lambda state: state.add_input(sent.text, **options),
+            )
+        raise AssertionError("the block above returns or raises")  # pragma: no cover
+
+    @workflow.update
+    async def withdraw_input(self, withdrawal: dict[str, Any]) -> None:
+        """Take back an input that the model hasn't been shown. Refused as by `RunState.withdraw`."""
+        sent = _read(withdrawal, _SentWithdrawal, "withdrawal")
+        with _telling_reason():
+            await self._give_in(
+                "withdraw",
+                lambda to: to.withdraw(sent.id, by=sent.by),
+                lambda state: state.withdraw(sent.id, by=sent.by),
+            )
+
+    @withdraw_input.validator
+    def _check_withdrawal(self, withdrawal: dict[str, Any]) -> None:
+        _read(withdrawal, _SentWithdrawal, "withdrawal")
+
+    async def _give_in(
+        self, what: str, live: Callable[[Any], Awaitable[GivenT]], paused: Callable[[RunState], GivenT]
+    ) -> GivenT:
+        """Give something to the run under way by *live*, or to its state by *paused*; between the two, wait.
+
+        Raises:
+            InputRefusedError: the run is over, or refuses it.
+        """
+        while True:
+            stream = self._stream
+            if stream is not None:
+                try:
+                    return await live(stream)
+                except InputRefusedError as error:
+                    if error.reason != "over":  # a segment that ends isn't the end of the run
+                        raise
+            elif (state := self._state or self._between) is not None:
+                before = len(state.records)
+                given = paused(state)
+                if len(state.records) > before:
+                    _set_time(state)
+                self._records[:] = state.records
+                return given
+            elif self._is_over:
+                raise InputRefusedError(f"{what}: the run is over", reason="over")
+            await workflow.wait_condition(partial(self._has_left, stream))
+
+    def _has_left(self, stream: Any) -> bool:
+        """True once what takes inputs is no longer *stream*; None is a moment at which nothing does."""
+        return self._stream is not stream or (
+            stream is None and (self._is_over or (self._state or self._between) is not None)
+        )
+
     @workflow.signal
     def add_input(self, text: str) -> None:
-        """Show the model a message of the user at the end of the turn that runs."""
+        """Show the model a message of the user at the end of the turn that runs: the signal of older handles."""
         self._inputs.append(text)
         self._pause()
 

@@ -310,11 +310,11 @@ async def test_a_replay_makes_the_same_record_of_a_verdict_within_a_turn(address
 
 
 async def test_context_and_input(address: str) -> None:
-    """The context is made in each activity; input added at run time is shown after the turn."""
+    """The context is made in each activity; input added by an older handle is shown after the turn."""
     plugin = AgentPlugin(agents(), read_context=lambda data: {"name": data["name"].title()})
     async with worker(address, plugin) as (client, queue):
         handle = await start(client, queue, "greeter", context={"name": "ada"})
-        await handle.add_input("and bob")
+        await handle.workflow.signal(AgentWorkflow.add_input, "and bob")
         outputs, users = json.loads((await handle.result()).final_output)
         assert outputs == ["hello Ada"]
         assert users in (["go"], ["go", "and bob"])  # it may come after the last turn
