@@ -102,6 +102,7 @@ ErrorHandler: TypeAlias = Callable[[ErrorHandlerData], Any]
 """A sync or async callable that returns a final output, an `ErrorHandlerResult` or None."""
 HandoffInputFilter: TypeAlias = Callable[[HandoffInputData], HandoffInputData | Awaitable[HandoffInputData]]
 ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaitable[ModelInputData]]
+HistoryMapper: TypeAlias = Callable[[list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
 SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
 HostedPrice: TypeAlias = Callable[[str, HostedToolCall], Amount]
@@ -150,6 +151,8 @@ class HistorySettings(ByFields):
         handoff_input_filter: The filter of every handoff that doesn't have one.
         nest_handoff_history: True shows the next agent a summary of the conversation so far; two lines of text are put
             before and after that summary.
+        handoff_history_mapper: `(items) -> items`, sync or async, chooses what the next agent is shown in place of that
+            summary, from the conversation so far with the handoff. Only where `nest_handoff_history` isn't False.
         call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides the input of one model call.
         session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
         session_settings: Settings of the session's use.
@@ -163,6 +166,7 @@ class HistorySettings(ByFields):
 
     handoff_input_filter: HandoffInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=nesting(FIELDS))
+    handoff_history_mapper: HistoryMapper | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     call_model_input_filter: ModelInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     session_input_callback: SessionInputCallback | None = attrs.field(
         default=None, validator=optional(FIELDS.function())

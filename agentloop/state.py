@@ -466,6 +466,32 @@ class RunState:
             raise InputRefusedError(over, reason="over")
         self._append(make_withdrawal(self._fold, id, by, time.time()))
 
+    def clear_pending_input(self, *, by: str | None = None) -> tuple[str, ...]:
+        """Take back every added input that the model hasn't been shown; return their ids, in order.
+
+        Raises:
+            InputRefusedError: if the run is over, and an input waited when it ended.
+
+        Example:
+            from agentloop import Agent, RunConfig, Runner, tool
+            from agentloop.conditions import MaxTurns
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool
+            def look() -> str:
+                "Look."
+                return "a cat"
+
+            agent = Agent("a", model=ScriptedModel([call("look"), say("ok")]), tools=[look])
+            state = Runner.run_sync(agent, "Look.", run_config=RunConfig(stop_when=MaxTurns(1))).to_state()
+            state.add_input("In French, please.")
+            print(state.clear_pending_input())  # ('input_1',)
+        """
+        waiting = tuple(self._fold.inbox)
+        for name in waiting:
+            self.withdraw(name, by=by)
+        return waiting
+
     def _find_end(self, what: str) -> str:
         """Return why no run segment may continue, as the message of *what*; an empty text if one may."""
         try:

@@ -19,6 +19,8 @@ from agentloop.handoffs._history import DEFAULT_WRAPPER, nest_history
 from agentloop.items import HandoffOutput, Item
 from agentloop.records import HandedOff, HistoryReplaced
 
+MAPPER = "handoff_history_mapper"
+
 
 async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     """Transfer *run* to the target of *action*. The next turn is the target's; this spends none.
@@ -44,7 +46,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     )
     shown = await _choose_shown(run, handoff, handed)
     if shown is not None:
-        check_items("input_filter", shown[1])
+        check_items(MAPPER if shown[0] == "nested_history" else "input_filter", shown[1])
     run.agent = target
     run.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
@@ -93,7 +95,18 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         text = "the provider keeps the conversation: nest_handoff_history has no effect"
         run.tree.warn_once("nest_handoff_history", text)
         return None
-    return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)
+    return "nested_history", await _nest(run, handoff, [*run.state.history, *answers], nest)
+
+
+async def _nest(run: LiveRun, handoff: Handoff, items: list[Item], nest: bool | tuple[str, str]) -> tuple[Item, ...]:
+    """Return what the target is shown in place of *items*: the run's mapper decides, else it is a summary."""
+    mapper = run.settings.config.history.handoff_history_mapper
+    if mapper is None:
+        return nest_history(items, nest if isinstance(nest, tuple) else DEFAULT_WRAPPER)
+    mapped = await run.call_callback(MAPPER, handoff.name, lambda: call_user(mapper, items), record_answer=False)
+    if not isinstance(mapped, Sequence) or isinstance(mapped, str):
+        raise UserTypeError(f"{MAPPER}: expected a sequence of items, got {type(mapped).__name__}")
+    return tuple(mapped)
 
 
 def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:

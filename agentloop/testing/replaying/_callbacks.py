@@ -167,14 +167,23 @@ async def _answer_tool_error(fx: Answering, path: Path, key: str) -> Any:
 
 
 async def _answer_input_filter(fx: Answering, path: Path, key: str) -> Any:
-    handed = await fx.told(fx.find(r.HandedOff, path), path, None, "input_filter")
-    replaced = fx.find(r.HistoryReplaced, path, lambda record: record.reason == "handoff_filter")
-    found: Any = None if replaced is None else fx.records[replaced]
-    items: tuple[Any, ...] = ()
-    if found is not None:
-        history = [*fx.log.state.at(path).history, *handoff_outputs(handed)]
-        items = (*history[: found.keep], *found.items)
+    items = await _read_shown(fx, path, "input_filter", "handoff_filter")
     return HandoffInputData(input_history=(), pre_handoff_items=(), new_items=(), input_items=items)
+
+
+async def _answer_history_mapper(fx: Answering, path: Path, key: str) -> Any:
+    return await _read_shown(fx, path, "handoff_history_mapper", "nested_history")
+
+
+async def _read_shown(fx: Answering, path: Path, what: str, reason: str) -> tuple[Any, ...]:
+    """Return the items that the target of a handoff was shown, by the callback *what*."""
+    handed = await fx.told(fx.find(r.HandedOff, path), path, None, what)
+    replaced = fx.find(r.HistoryReplaced, path, lambda record: record.reason == reason)
+    found: Any = None if replaced is None else fx.records[replaced]
+    if found is None:
+        return ()
+    history = [*fx.log.state.at(path).history, *handoff_outputs(handed)]
+    return (*history[: found.keep], *found.items)
 
 
 async def _answer_on_handoff(fx: Answering, path: Path, key: str) -> Any:
@@ -236,6 +245,7 @@ _TOLD_ELSEWHERE: dict[str, Callable[[Answering, Path, str], Awaitable[Any]]] = {
     "output_store": _answer_output_store,
     "custom_data_extractor": _answer_custom_data,
     "input_filter": _answer_input_filter,
+    "handoff_history_mapper": _answer_history_mapper,
     "session_input_callback": _answer_session_input,
     "input_builder": _answer_input_builder,
     "custom_output_extractor": _answer_output_extractor,

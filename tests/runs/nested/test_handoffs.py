@@ -1,8 +1,11 @@
 """Handoffs: the agent changes, the run continues; the items the next agent receives, and the items that are kept."""
 
 import re
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import attrs
 import pytest
 from kit.agents import Run, make_gated_tool, script_agent
@@ -11,6 +14,7 @@ from kit.watching import RunHookLog
 
 from agentloop import (
     HandoffInputData,
+    HistorySettings,
     ModelBehaviorError,
     RunConfig,
     RunHooks,
@@ -27,7 +31,7 @@ from agentloop.abc import Instrument
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Image, Reasoning, Text, ToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.spans import Span
-from agentloop.testing import call, reason, say
+from agentloop.testing import call, reason, replay, say
 
 IGNORED = "Multiple handoffs detected, ignoring this one."
 
@@ -590,6 +594,69 @@ async def test_handoff_s_own_word_wins_over_the_run_s(run_mode: Run) -> None:
             "handoff:transfer_to_b#h",
             "handed:Handed over to b.#h",
         ]
+
+
+@pytest.mark.parametrize("level", ["handoff", "run"])
+async def test_a_mapper_takes_the_place_of_the_summary(run_mode: Run, level: str) -> None:
+    """It gets the conversation with the handoff, sync or async; results keep everything, and a replay calls nothing."""
+    asked: list[list[str]] = []
+
+    def last_two(items: list[Any]) -> list[Any]:
+        asked.append(describe(items))
+        return [UserMessage("short"), *items[:1]]
+
+    async def later(items: list[Any]) -> tuple[Any, ...]:
+        await anyio.lowlevel.checkpoint()
+        return tuple(last_two(items))
+
+    for mapper in (last_two, later):
+        asked.clear()
+        second = script_agent("b", say("done"))
+        entry = handoff(second, nest_handoff_history=True if level == "handoff" else None)
+        first = script_agent("a", [say("over"), call("transfer_to_b", call_id="h")], handoffs=[entry])
+        history = HistorySettings(handoff_history_mapper=mapper, nest_handoff_history=level == "run")
+        config = RunConfig(history=history)
+        result = await run_mode(first, "go", run_config=config)
+        assert asked == [["user:go", "says:over", "handoff:transfer_to_b#h", "handed:Handed over to b.#h"]]
+        assert describe(read_requests(second)[0].items) == ["user:short", "user:go"]
+        assert [type(item).__name__ for item in result.new_items] == [
+            *("AssistantMessage", "HandoffCall", "HandoffOutput", "AssistantMessage")
+        ]
+        replayed = await anyio.to_thread.run_sync(partial(replay, result, first, run_config=config))
+        assert replayed.records == result.records
+        assert len(asked) == 1
+
+
+async def test_a_mapper_is_asked_only_where_the_history_is_nested(run_mode: Run) -> None:
+    """A filter comes first, as it does before the summary."""
+
+    def never(items: list[Any]) -> list[Any]:
+        raise AssertionError
+
+    for fields in ({}, {"nest_handoff_history": False}, {"input_filter": lambda data: data}):
+        second = script_agent("b", say("done"))
+        first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[handoff(second, **fields)])
+        history = HistorySettings(handoff_history_mapper=never, nest_handoff_history=bool(fields))
+        await run_mode(first, "go", run_config=RunConfig(history=history))
+        assert len(read_requests(second)[0].items) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (None, "handoff_history_mapper: expected a sequence of items, got NoneType"),
+        ("text", "handoff_history_mapper: expected a sequence of items, got str"),
+        ([3], "handoff_history_mapper can't be stored"),
+    ],
+)
+async def test_what_a_mapper_gives_is_items(run_mode: Run, bad: Any, words: str) -> None:
+    """Anything else ends the run before the target is asked."""
+    second = script_agent("b", say("never"))
+    first = script_agent("a", call("transfer_to_b"), handoffs=[second])
+    history = HistorySettings(handoff_history_mapper=giving(bad), nest_handoff_history=True)
+    with pytest.raises(UserTypeError, match=words):
+        await run_mode(first, "go", run_config=RunConfig(history=history))
+    assert read_requests(second) == []
 
 
 # -- streaming and types

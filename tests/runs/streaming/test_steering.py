@@ -385,6 +385,26 @@ async def test_withdrawn_input_is_never_shown() -> None:
     assert await replay_elsewhere(state.records, agent) == state.records
 
 
+@pytest.mark.scenario("PE-01")
+async def test_a_state_gives_up_all_inputs_that_wait() -> None:
+    """Not what the model has seen, and nothing of a run that is over."""
+    agent = script_agent("a", call("look"), say("done"), tools=[look], input_guardrails=[])
+    paused = await Runner.run(agent, "go", run_config=RunConfig(stop_when=MaxTurns(1)))
+    state = paused.to_state()
+    assert state.clear_pending_input() == ()
+    first = state.add_input("one")
+    state.withdraw(first)
+    assert [state.add_input("two"), state.add_input("three", when="idle", id="t")] == ["input_2", "t"]
+    assert state.clear_pending_input(by="ann") == ("input_2", "t")
+    assert [(one.id, one.status) for one in state.inputs] == [
+        *((name, "withdrawn") for name in ("input_1", "input_2", "t"))
+    ]
+    result = await Runner.run(agent, state)
+    assert read_user_texts(agent) == ["go"]
+    assert [one.by for one in find_records(result, r.InputWithdrawn)] == [None, "ann", "ann"]
+    assert result.to_state().clear_pending_input() == ()
+
+
 # ---------------------------------------------------------------------------------------------- guardrails
 
 
