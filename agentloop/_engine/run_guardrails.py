@@ -207,7 +207,8 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
 
 async def guard_answered_turn(run: LiveRun) -> None:
     """Run the guardrails that haven't passed the input, in a resumed run whose model has answered already."""
-    await guard_model_call(run, _do_nothing)
+    if guards_missing(run):
+        await guard_model_call(run, _do_nothing)
 
 
 async def _do_nothing() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 
 from agentloop._concurrency.backend import cancelled_types, is_closing, unexpected_cancellation
 from agentloop._core.call_identity import find_called_tool
-from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
+from agentloop._core.plan import Answer, AwaitVerdict, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.batch import Batch
@@ -90,12 +90,16 @@ async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
 async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
     """Run the plan's calls and accept their outputs, unless one has to wait for a verdict.
 
+    Where all of them wait there is nothing to run.
+
     Cancellation: running bodies are cancelled and awaited, waiting calls never start, no output is accepted; settled
     outcomes stay in the log.
 
     Raises:
         AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
+    if plan and not [entry for entry in plan if not isinstance(entry.disposition, AwaitVerdict)]:
+        return await run.checkpoint()
     sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     run.tree.join_loop()  # from here on code of another thread may ask for a call of this run
     batch = Batch(run, plan, sequential=sequential, context=copy_context())

@@ -126,6 +126,8 @@ class _Decision(msgspec.Struct, eq=False):
     arguments: Arguments
     verdict: VerdictGiven | None = None
     wanted: _ApprovalWanted | None = None
+    digest: str | None = None
+    """The digest of the arguments, once it was asked for."""
 
     async def make(self) -> Disposition:
         """Return the disposition of the call: run it, answer it with a refusal, or wait for a verdict.
@@ -169,7 +171,7 @@ class _Decision(msgspec.Struct, eq=False):
 
     def _read_arguments(self, text: str) -> None:
         config = self.run.settings.config
-        self.arguments = read_arguments(self.tool, text, config.json_limits, config.converter)
+        self.arguments, self.digest = read_arguments(self.tool, text, config.json_limits, config.converter), None
 
     async def _run_policies(self) -> Answer | None:
         """Run the policies on the arguments; return the refusal if one denies them, else keep what they want."""
@@ -222,7 +224,7 @@ class _Decision(msgspec.Struct, eq=False):
             self.call.call_id,
             agent,
             tool,
-            arguments_digest(text, self.run.settings.config.json_limits),
+            self._digest(),
             arguments=text if text != self.call.arguments else None,
             policy=wanted.policies if wanted is not None else None,
             reason=wanted.reason if wanted is not None else None,
@@ -239,7 +241,9 @@ class _Decision(msgspec.Struct, eq=False):
         request, text = self.state.approval, self.arguments.text
         if request is not None and isinstance(text, WithheldText):
             return request.digest
-        return arguments_digest(text, self.run.settings.config.json_limits)
+        if self.digest is None:
+            self.digest = arguments_digest(text, self.run.settings.config.json_limits)
+        return self.digest
 
     def _is_requested(self) -> bool:
         """Tell whether the recorded request for approval equals the one that would be made now."""
@@ -260,16 +264,19 @@ class _Decision(msgspec.Struct, eq=False):
         return self.verdict
 
     def _find_verdict(self) -> VerdictGiven | None:
-        given, key = self.state.verdict, self._key()
+        given, sticky = self.state.verdict, self.run.state.sticky
+        if given is None and not sticky:
+            return None
+        key = self._key()
         if given is not None and _held_by(given) == key:
             digest, limits = self._digest(), self.run.settings.config.json_limits
             if digest == given.digest:
                 return given
             if given.arguments is not None and arguments_digest(given.arguments, limits) == digest:
                 return given
-        sticky = self.run.state.sticky.get(key)
+        found = sticky.get(key)
         # Edited arguments apply only to the one call they were given for.
-        return sticky if sticky is None or sticky.arguments is None else sticky.replace(arguments=None)
+        return found if found is None or found.arguments is None else found.replace(arguments=None)
 
 
 def _held_by(record: ApprovalRequested | VerdictGiven) -> tuple[str, str, str | None]:

@@ -34,12 +34,14 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 
 from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
+    Captured,
     cancelled_types,
-    capture,
+    capture_error,
     drop_native_cancel,
     is_cancelled_around,
     is_closing,
     own_task,
+    own_task_and_count,
     raise_native_cancel,
     raised_while_cancelled,
     uncancel_to,
@@ -387,16 +389,22 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome, failure: Failure
     """
     hooked, live.hooked = live.hooked, ()
     context = call_context(live)
-
-    async def deliver() -> None:
-        for hook in reversed(hooked):
-            await resolve(hook(context, live.run.agent, live.tool, outcome))
-
-    with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
-        if (error := (await capture(deliver)).error) is not None:
-            failed = make_failure(live, error, "post")
-            failure = failed if failure is None or isinstance(failure.error, Exception) else failure
+    with live.run.cleanup.section(on_cut=partial(live.run.cut, "end hooks", live.call_id)):
+        task, count = own_task_and_count()
+        try:
+            for hook in reversed(hooked):
+                await resolve(hook(context, live.run.agent, live.tool, outcome))
+        except BaseException as error:  # noqa: ASYNC103 - carried as a failure, or raised again
+            failure = _choose_failure(live, failure, await capture_error(error, task, count))  # noqa: ASYNC102 - no wait
     live.batch.settle(live, outcome, failure, summary)
+    del failure  # the traceback of its error holds this frame
+
+
+def _choose_failure(live: LiveCall, failure: Failure | None, of_hooks: Captured) -> Failure | None:
+    """Return the failure of a call whose end hooks have ended with an error: *failure*, its own, if that is fatal."""
+    if of_hooks.error is None or (failure is not None and not isinstance(failure.error, Exception)):
+        return failure
+    return make_failure(live, of_hooks.error, "post")
 
 
 async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
