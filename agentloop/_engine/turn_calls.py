@@ -98,7 +98,7 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
     Raises:
         AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
-    if plan and not [entry for entry in plan if not isinstance(entry.disposition, AwaitVerdict)]:
+    if _only_waits(plan):
         return await run.checkpoint()
     sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     run.tree.join_loop()  # from here on code of another thread may ask for a call of this run
@@ -132,6 +132,11 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
             events.on_room.pop(batch.room, None)
         batch.forget()
     _accept(run, batch)
+
+
+def _only_waits(plan: Plan) -> bool:
+    """Tell whether *plan* has calls, and all of them wait for verdicts or answers."""
+    return bool(plan) and len([entry for entry in plan if isinstance(entry.disposition, AwaitVerdict)]) == len(plan)
 
 
 def note_late_calls(run: LiveRun) -> bool:
