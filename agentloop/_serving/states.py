@@ -25,7 +25,8 @@ from agentloop.exceptions import StateError
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
+NAME_PATTERN = r"\A[A-Za-z0-9_-]{16,64}\Z"
+_NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 
 def new_name() -> str:

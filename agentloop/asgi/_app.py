@@ -1,6 +1,6 @@
 """`AgentApp`: an ASGI application that runs an agent for web clients. It needs no framework, and can be mounted in one.
 
-    POST /runs                   {"input": TEXT, "conversation": TEXT?}   the stream of a new run
+    POST /runs                   {"input": TEXT, "run": ID?}              the stream of a new run
     GET  /runs/ID/events         Last-Event-ID: RECORD.INDEX              the stream of a run, from after that event
     POST /runs/ID/cancel         {"call_id": TEXT?, "path": [TEXT]?}      ends a run that is under way, or one call
     POST /runs/ID/answer         {"call_id": TEXT, "value": ANY}          answers a call; the stream of the run, resumed

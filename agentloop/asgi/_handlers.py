@@ -93,13 +93,41 @@ class Handlers:
     # -- new runs
 
     async def start(self, client: Exchange) -> None:
-        """Begin a run, and stream it."""
+        """Begin a run, and stream it; a run that the client has begun under the same id before is streamed again."""
         body = await client.read(self.limits, START)
-        grant = await self._let_in(WebRequest(action="start", scope=client.scope, conversation=body.conversation))
-        if self.has_journals:
-            await self._begin(new_name(), body.input, grant, client)
+        if body.run is not None and not self.has_journals:
+            raise HTTPRefusal(400, "A client chooses the id of a run only where runs have journals.")
+        grant = await self._let_in(
+            WebRequest(action="start", scope=client.scope, run=body.run, conversation=body.conversation)
+        )
+        if body.run is not None and await self._has_begun(body.run, body.input, grant):
+            await self._stream(body.run, None, grant, client)
+        elif self.has_journals:  # no other request can have claimed the run since
+            await self._begin(body.run or new_name(), body.input, grant, client)
         else:
             await self._respond(body.input, grant, client)
+
+    async def _has_begun(self, run: str, given: str, grant: Grant) -> bool:
+        """Tell whether the run *run* is there, which began with *given*.
+
+        Raises:
+            HTTPRefusal: it began with something else, or is another owner's (409).
+        """
+        live = await self.host.find_decided(run)
+        if live is not None and live.stream is not None:
+            owner = live.owner
+            same = live.input == given if live.input is not None else state_of(live.stream).began_with(given)
+        elif (state := await self.host.find_stored(run)) is not None:
+            owner, same = state.owner, state.began_with(given)
+        elif self.host.find(run) is None:
+            return False
+        else:  # another request has claimed it meanwhile
+            return await self._has_begun(run, given, grant)
+        if owner not in (None, grant.owner):
+            raise HTTPRefusal(409, "Another run has this id.")
+        if not same:
+            raise HTTPRefusal(409, "The run with this id began with another input.")
+        return True
 
     async def _let_in(self, request: WebRequest) -> Grant:
         return await ask_for_grant(self.admit, request)
@@ -193,7 +221,10 @@ class Handlers:
         """Stream a run from after the event that the client names: one under way, or a stored one."""
         grant = await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
         header = find_header(client.scope, b"last-event-id")
-        after = None if not header else header.decode("latin-1")
+        await self._stream(run, None if not header else header.decode("latin-1"), grant, client)
+
+    async def _stream(self, run: str, after: str | None, grant: Grant, client: Exchange) -> None:
+        """Stream a run from after the event *after*; see `read`."""
         live = await self.host.find_decided(run)
         if live is not None:
             grant.check_owner(live.owner)

@@ -126,6 +126,8 @@ class WebRun:
     """The scope of the run's own task, if it has one."""
     owner: str | None = None
     """The owner of the run, as its log says; known once it has a stream."""
+    input: str | None = None
+    """The text that the run was begun with in this process, which its stream can say only after a moment."""
     cleanup_grace: float = USUAL_GRACE
     """The seconds that the journal has for its closing: as many as the clean-up of the run."""
     decided: anyio.Event = attrs.field(factory=anyio.Event)
@@ -139,6 +141,7 @@ class WebRun:
         A run that was cancelled before is cancelled now.
         """
         self.stream = stream
+        self.input = given if isinstance(given, str) else None
         config = options.get("run_config")
         self.owner = given.owner if isinstance(given, RunState) else config and config.owner
         if config is not None:
@@ -335,10 +338,7 @@ class RunHost:
             JournalError: it is damaged.
             StateError: the agents don't fit it.
         """
-        state = await RunState._find_in(self._agent, journal)
-        if state is None:
-            raise HTTPRefusal(404, "There is no such run.")
-        return state
+        return _found(await RunState._find_in(self._agent, journal))
 
     async def load_stored(self, run: str) -> RunState:
         """Return the state of a run that is not live.
@@ -347,9 +347,18 @@ class RunHost:
             HTTPRefusal: there is no such run (404).
             StateError, JournalError: what is stored can't be read.
         """
+        return _found(await self.find_stored(run))
+
+    async def find_stored(self, run: str) -> RunState | None:
+        """Return the state of a run that is not live, or None if no run has written to its journal.
+
+        Raises:
+            HTTPRefusal: there can be no such run (404).
+            StateError, JournalError: what is stored can't be read.
+        """
         journal = self.open_journal(run)
         try:
-            return await self.load(journal)
+            return await RunState._find_in(self._agent, journal)
         finally:
             await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
 
@@ -364,6 +373,12 @@ class RunHost:
         check_owner(state.owner)
         events = await collect_in_turns(state.events())
         return StoredEvents(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
+
+
+def _found(state: RunState | None) -> RunState:
+    if state is None:
+        raise HTTPRefusal(404, "There is no such run.")
+    return state
 
 
 async def close_journal(journal: Journal, run: str, seconds: float = USUAL_GRACE) -> None:

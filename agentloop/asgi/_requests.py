@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import attrs
 import msgspec
 
+from agentloop._serving.states import NAME_PATTERN
 from agentloop.asgi._http import BodyT, HTTPRefusal, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict
 from agentloop.config import RunConfig
@@ -18,9 +19,10 @@ from agentloop.state import RunState
 
 
 class StartBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request for a new run."""
+    """The body of a request for a new run, whose id a client may choose, so that it can send the request again."""
 
     input: str
+    run: Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)] | None = None
     conversation: str | None = None
 
 
@@ -102,7 +104,8 @@ class WebRequest:
     Attributes:
         action: What is asked for; `"input"` adds input to a run, or takes it back.
         scope: The ASGI scope, with the headers, the client's address, and what middleware has put there.
-        run: The id of the run; None if the request starts one, or resumes a paused one that has no journal.
+        run: The id of the run; None if the request starts one whose id the client hasn't chosen, or resumes a paused
+            one that has no journal.
         conversation: What the client calls its conversation, or None.
     """
 
