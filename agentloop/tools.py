@@ -281,6 +281,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     exclusive: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
+    namespace_description: str | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.text()))
     defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     kind: ToolKind = attrs.field(default="function", repr=False, validator=_TOOL.one_of(*get_args(ToolKind)))
     format: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.mapping()))
@@ -320,6 +321,8 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
         if self.kind == "custom":
             self._check_custom()
+        if self.namespace_description is not None and self.namespace is None:
+            raise UserValueError(f"tool {self.name!r}: namespace_description: give the namespace, too")
         if isinstance(self.body, AgentCall) and self.capacity:
             raise UserValueError(
                 f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
@@ -494,6 +497,7 @@ class ToolOptions(TypedDict, total=False):
     serial: str | None
     exclusive: bool
     namespace: str | None
+    namespace_description: str | None
     defer_loading: bool
     output_schema: Mapping[str, Any] | None
     allowed_callers: Sequence[str]
@@ -753,6 +757,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
         external: True if the application answers the calls, as of an `ExternalTool`: the function has no body, and its
             annotations say what the tool takes and what the answer is.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
+        namespace_description: What the tools of the namespace are for, for the model. Of several tools in it the first
+            that says so counts.
         defer_loading: True if the model is shown the tool only once a search has found it: the provider's own search,
             or that of `tool_search`.
         kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`. `"shell"`,

@@ -158,6 +158,7 @@ WITHOUT_STEP: Mapping[str, str] = {
     "exclusive": "a segment of the batch by itself",
     "abandon_on_cancel": "how a thread ends, within the body",
     "namespace": "names the tool",
+    "namespace_description": "for the model",
     "defer_loading": "for the model",
     "kind": "how the arguments are read, in the plan",
     "format": "for the model",

@@ -70,6 +70,7 @@ def _definition_to_json(tool: m.ToolDefinition) -> dict[str, Any]:
         "namespace": tool.namespace,
         "description": tool.description,
         "schema": value_to_json(tool.params_json_schema, None),
+        **({"namespace_description": about} if (about := tool.namespace_description) is not None else {}),
     }
 
 

@@ -129,7 +129,8 @@ def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
 
     The definition is the source and what the model is shown. A verdict on a call holds for one definition.
     """
-    shown = digestible([source, tool.description, tool.params_json_schema])
+    about = [] if tool.namespace_description is None else [tool.namespace_description]
+    shown = digestible([source, tool.description, tool.params_json_schema, *about])
     made: dict[str, Any] = {"name": tool.name, "digest": hashlib.sha256(shown).hexdigest()[:16]}
     for option, describe_value in _OPTIONS.items():
         value = getattr(tool, option)

@@ -132,6 +132,11 @@ class Handoff(ReprByFields):
         return None
 
     @property
+    def namespace_description(self) -> str | None:
+        """None, as `namespace`. Part of `ToolDefinition`."""
+        return None
+
+    @property
     def examples(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
         """Empty: handoffs have no examples. Part of `ToolDefinition`."""
         return ()

@@ -124,6 +124,8 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
         ({"exclusive": None}, UserTypeError, "exclusive: expected a bool"),
         ({"abandon_on_cancel": True}, UserValueError, "abandon_on_cancel is for sync functions"),
         ({"namespace": 1}, UserTypeError, "namespace: expected text"),
+        ({"namespace": "n", "namespace_description": 1}, UserTypeError, "namespace_description: expected text"),
+        ({"namespace_description": "x"}, UserValueError, "namespace_description: give the namespace, too"),
         ({"defer_loading": "x"}, UserTypeError, "defer_loading: expected a bool"),
         ({"examples": "go"}, UserTypeError, "examples: expected a sequence"),
         ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: expected a pair"),

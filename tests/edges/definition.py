@@ -15,6 +15,7 @@ class Definition:
     params_json_schema: Mapping[str, Any] = attrs.Factory(lambda: {"type": "object", "properties": {}})
     strict_mode: bool = True
     namespace: str | None = None
+    namespace_description: str | None = None
     examples: Sequence[tuple[str, Mapping[str, Any]]] = ()
     kind: Literal["function", "custom"] = "function"
     format: Mapping[str, Any] | None = None

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
 import pytest
 from edges.definition import Definition
 from edges.responses_fixture import (
@@ -639,6 +640,8 @@ def test_tools_of_every_kind() -> None:
         {"type": "code_interpreter", "container": {"type": "auto"}},
         {"type": "tool_search"},
     ]
+    about = [attrs.evolve(one, namespace_description=said) for one, said in ((shared, "First."), (shared, "Second."))]
+    assert body(tools=[late, *about])["tools"][0]["description"] == "First."
     searched = body(tools=[late], hosted=[HostedTool("tool_search", {"execution": "client"})])["tools"]
     assert searched[1:] == [{"type": "tool_search", "execution": "client"}]
 

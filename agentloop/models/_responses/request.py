@@ -135,6 +135,9 @@ def _tool_fields(request: ModelRequest, model_name: str) -> JsonDict:
 
 def _tools(request: ModelRequest, model_name: str) -> list[JsonDict]:
     own = executors.names_by_kind(request.tools)
+    said = {
+        tool.namespace: tool.namespace_description for tool in reversed(request.tools) if tool.namespace_description
+    }
     tools: list[JsonDict] = []
     spaces: dict[str, list[JsonDict]] = {}
     deferred = False
@@ -148,7 +151,7 @@ def _tools(request: ModelRequest, model_name: str) -> list[JsonDict]:
             continue
         if tool.namespace not in spaces:
             members = spaces[tool.namespace] = []
-            about = f"Tools of {tool.namespace}."
+            about = said.get(tool.namespace, f"Tools of {tool.namespace}.")
             tools.append({"type": "namespace", "name": tool.namespace, "description": about, "tools": members})
         spaces[tool.namespace].append(_tool(tool))
     tools += map(_tool, request.handoffs)

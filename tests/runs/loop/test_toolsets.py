@@ -483,6 +483,19 @@ async def test_description_holds_what_a_replay_needs(run_mode: Run) -> None:
     assert second["failure_error_function"] == "asked"
 
 
+async def test_what_a_namespace_is_for_is_a_part_of_what_the_model_is_shown(run_mode: Run) -> None:
+    """So the digests of the request and of the definition tell it; a tool without it has those of before."""
+    described, requests = set[str](), set[str]()
+    for about in (None, "Customers.", "Orders."):
+        tool = one("f", namespace="n", namespace_description=about)
+        agent = script_agent("a", say("done"), tools=[tool], toolsets=[Source([[attrs.evolve(tool, name="g")]])])
+        result = await run_mode(agent, "go")
+        ((_, (sourced,)),) = asked_of(result)
+        described.add(sourced["digest"])
+        requests.add(find_records(result, r.ModelRequested)[0].digest)
+    assert (len(described), len(requests)) == (3, 3)
+
+
 async def test_raw_body_may_check_its_arguments(run_mode: Run) -> None:
     """What it finds wrong is a fault like one of a signature: nothing starts, and the tool's policy words it."""
     body = RawBody(lambda ctx, text: text, lambda arguments: None if arguments.get("a") == 1 else "a: 1 is needed")

@@ -30,6 +30,7 @@ VALUES: dict[str, Any] = {
     "serial": "group",
     "exclusive": True,
     "namespace": "desk",
+    "namespace_description": "What the desk does.",
     "defer_loading": True,
     "output_schema": {"type": "string"},
     "allowed_callers": ("direct",),
@@ -48,7 +49,8 @@ def _helper(*steps: Any, **fields: Any) -> Agent[Any, Any]:
 @pytest.mark.parametrize("option", sorted(ToolOptions.__optional_keys__))
 def test_an_agent_as_a_tool_has_every_option_of_tools(option: str) -> None:
     """No option is left out, and each one reaches the tool."""
-    made = Agent("a").as_tool(**{option: VALUES[option]})
+    given = {"namespace": "desk"} if option == "namespace_description" else {}
+    made = Agent("a").as_tool(**given, **{option: VALUES[option]})
     assert getattr(made, option) == VALUES[option]
 
 
