@@ -89,7 +89,6 @@ import attrs
 from anyio.abc import TaskGroup
 
 from agentloop._common.turns import collect_in_turns
-from agentloop._engine.journal_closing import close_in_time
 from agentloop._serving.public_errors import describe_summary
 from agentloop._serving.states import is_name
 from agentloop.abc import Journal
@@ -101,6 +100,7 @@ from agentloop.asgi._response import log_failure
 from agentloop.asgi._writer import describe_pause
 from agentloop.config import RunConfig
 from agentloop.exceptions import JournalError, UserError
+from agentloop.journal._closing import close_in_time
 from agentloop.run import Runner
 from agentloop.state import RunState
 

@@ -59,10 +59,10 @@ from agentloop._concurrency.interrupts import interruptible, protect, uninterrup
 from agentloop._concurrency.nursery import new_nursery
 from agentloop._core.failure_choice import Failure, choose
 from agentloop._engine.block import Block
-from agentloop._engine.journal_closing import close_in_time
 from agentloop.abc import Journal
 from agentloop.budget import BatchBudget
 from agentloop.exceptions import JournalError, UserError, UserTypeError
+from agentloop.journal._closing import close_in_time
 from agentloop.usage import Usage
 
 ResultT = TypeVar("ResultT")

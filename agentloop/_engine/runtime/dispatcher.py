@@ -61,17 +61,25 @@ NO_QUEUE = Queue()
 """It has no state, so all batches share it."""
 
 
-def _take_tickets(calls: Iterable[QueuedCall]) -> list[Ticket]:
-    from agentloop._core.admission import Ticket  # few runs have limits
+class _TicketQueue(Queue):
+    """A queue in which calls may have to wait, each with a ticket."""
 
-    tickets = []
-    for call in calls:
-        call.ticket = ticket = Ticket(call.limits, call)
-        tickets.append(ticket)
-    return tickets
+    def enter(self, calls: Iterable[QueuedCall]) -> None:
+        """Queue *calls* in this order, each with a ticket, and start all calls that have room."""
+        from agentloop._core.admission import Ticket  # few runs have limits
+
+        tickets = []
+        for call in calls:
+            call.ticket = ticket = Ticket(call.limits, call)
+            tickets.append(ticket)
+        self.add(tickets)
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Queue *tickets* in this order and start all calls that have room."""
+        raise NotImplementedError
 
 
-class Dispatcher(Queue):
+class Dispatcher(_TicketQueue):
     """An admission and the loop that starts its tickets.
 
     Owned by a batch, or by the state of the event loop; every code that queues a call or gives back a limit calls it.
@@ -88,10 +96,6 @@ class Dispatcher(Queue):
         self._looked_at = 0.0
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
         """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time only."""
-
-    def enter(self, calls: Iterable[QueuedCall]) -> None:
-        """Queue *calls* in this order, each with a ticket, and start all calls that have room."""
-        self.add(_take_tickets(calls))
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queue *tickets* in this order and start all calls that have room."""
@@ -163,7 +167,7 @@ class Dispatcher(Queue):
         return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf
 
 
-class CapQueue(Queue):
+class CapQueue(_TicketQueue):
     """The calls of one batch that wait for nothing but its cap: they start in arrival order.
 
     An admission gives the same order, which a property test holds. But it compares calls with different limits, and
@@ -175,10 +179,6 @@ class CapQueue(Queue):
         self._names = (name,)
         self._waiting: deque[Ticket] = deque()
         self._busy = False
-
-    def enter(self, calls: Iterable[QueuedCall]) -> None:
-        """Queue *calls* in this order, each with a ticket, and start all calls that have room."""
-        self.add(_take_tickets(calls))
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queue *tickets* in this order and start all calls that have room."""
