@@ -14,5 +14,6 @@
 | `processes` | which processes a test has left |
 | `child_runs` | a program whose steps run in processes of their own |
 | `frozen_state` | the run whose stored state is frozen under `tests/fixtures` |
+| `deploys` | what a deploy changes between two versions of an application, and runs that cross it |
 | `docs_scripts` | the scripts that write the reference and the picture of the documentation |
 """

@@ -1,0 +1,27 @@
+"""Runs in PostgreSQL that cross a deploy: the table of the page about fleets, each worker with a lease."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kit.deploys import DIRECTIONS, ROWS, Direction, cross
+
+from agentloop import Runner
+from agentloop.abc import Journal
+from agentloop.postgres import PostgresJournal, PostgresStore
+
+
+@pytest.mark.scenario("SM-04")
+@pytest.mark.scenario("SM-05")
+@pytest.mark.real_clock
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("change", list(ROWS))
+async def test_a_deploy_between_two_workers_of_a_run(store: PostgresStore, change: str, direction: Direction) -> None:
+    """As in a file; a worker that can't continue the run gives its lease back."""
+
+    @asynccontextmanager
+    async def open_journal() -> AsyncIterator[Journal]:
+        async with store.lease("run") as lease:
+            yield PostgresJournal(store, lease)
+
+    await cross(ROWS[change], direction, Runner.run, open_journal)
