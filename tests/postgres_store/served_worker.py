@@ -1,4 +1,4 @@
-"""A worker process: `python served_worker.py CONNINFO BACKEND GRACE` serves the agent `clerk` until SIGTERM.
+"""A worker process: `python served_worker.py CONNINFO BACKEND` serves the agent `clerk` until SIGTERM.
 
 Each body that begins writes a line `TOOL RUN` to the output; `drained` is the last line.
 """
@@ -13,7 +13,7 @@ from agentloop import Agent, ToolContext, tool
 from agentloop.postgres import PostgresStore, ServedRun, serve
 from agentloop.testing import FunctionModel, call, say
 
-LEASE = 1.0
+LEASE = 2.0
 
 
 @tool
@@ -47,12 +47,12 @@ def options(run: ServedRun) -> dict[str, Any]:
     return {"context": run.run_id, "max_turns": None}
 
 
-async def work(conninfo: str, grace: float) -> None:
+async def work(conninfo: str) -> None:
     """Serve until SIGTERM."""
     async with PostgresStore(conninfo) as store:
-        await serve(store, clerk, options=options, grace=grace, lease_seconds=LEASE, signals=[signal.SIGTERM])
+        await serve(store, clerk, options=options, grace=60.0, lease_seconds=LEASE, signals=[signal.SIGTERM])
     print("drained", flush=True)
 
 
 if __name__ == "__main__":
-    anyio.run(work, sys.argv[1], float(sys.argv[3]), backend=sys.argv[2])
+    anyio.run(work, sys.argv[1], backend=sys.argv[2])
