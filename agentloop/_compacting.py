@@ -1,8 +1,8 @@
 """The window of a run: makes the history shorter when it is due, and asks a model for a summary where a step wants one.
 
-`context_due` (core) decides whether, and the steps (`agentloop.window`) how; this module performs them, between two
-turns or, once, where the provider refuses a request as too long. All of it is one effect, whose result is one
-`HistoryReplaced`: a replay takes it from the log, and tries no step.
+`context_due` decides whether, and the steps (`agentloop.window`) how; this module performs them, between two turns or,
+once, where the provider refuses a request as too long. All of it is one effect, whose result is one `HistoryReplaced`:
+a replay takes it from the log, and tries no step.
 
 A summary is a run of one turn, nested in this one, with its own path: so its request is counted, priced, limited,
 cancelled, traced and recorded by what does that for each request. It isn't the run of an agent: no hook, guardrail or
@@ -25,7 +25,8 @@ from agentloop import effects as e
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
-from agentloop._core.context_size import context_due, count_context, find_window, make_context_view
+from agentloop._core.context_size import count_context, find_counted, find_trigger, find_window
+from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
@@ -47,6 +48,7 @@ from agentloop.items import AssistantMessage, Item, UserMessage, to_items
 from agentloop.model_events import ModelResponse
 from agentloop.records import HistoryReplaced, RunEnded, RunResumed, RunStarted, RunStatus, TurnStarted
 from agentloop.settings import ModelSettings
+from agentloop.window.measure import estimate_tokens, text_tokens
 from agentloop.window.policy import ContextPolicy
 from agentloop.window.steps import (
     ClearToolOutputs,
@@ -63,6 +65,10 @@ from agentloop.window.turns import count_same, find_fault
 logger = logging.getLogger("agentloop")
 _TRANSCRIPT = 1.5
 """Characters of a transcript for each token of the window: half of the window, at about three characters a token."""
+_LEAST_SCALE, _MOST_SCALE = 0.25, 4.0
+"""Beyond these it isn't the estimate that is wrong: the request was filtered, or has parts that we don't know."""
+_PAUSE = 0.1
+"""The part of the window by which a history grows, at least, between two compactions that missed their target."""
 
 
 Ask: TypeAlias = Callable[[LiveRun, TurnView], Awaitable[None]]
@@ -136,6 +142,43 @@ async def make_room(
     run.stopped_by = None  # the refusal isn't the end of the run
     run.check_request()  # a summary may have spent the budget
     return made
+
+
+def make_context_view(state: RunFold, view: TurnView, window: int, target: int) -> ContextView:
+    """Return the history of *state* as steps see it, with a measure that fits the last count."""
+    fixed = text_tokens(view.shown) + text_tokens(view.system or "")
+    items: tuple[Item, ...] = tuple(state.history)
+    task = next((item for item in reversed(state.input) if isinstance(item, UserMessage)), None)
+    counted = find_counted(state)
+    if counted is None:
+        return ContextView(items=items, window=window, target=target, task=task, base=float(fixed))
+    known, added = estimate_tokens(items[: counted.length]), estimate_tokens(items[counted.length :])
+    scale = min(max((counted.tokens - fixed) / known, _LEAST_SCALE), _MOST_SCALE) if known else 1.0
+    # So that the whole history measures what was counted, plus the estimate of what came since.
+    base = counted.tokens + added - scale * (known + added)
+    return ContextView(items=items, window=window, target=target, task=task, base=base, scale=scale)
+
+
+def context_due(state: RunFold, view: TurnView, policy: ContextPolicy) -> ContextView | None:
+    """Return the history as the steps of *policy* see it if it is too long for the next request, else None.
+
+    Raises:
+        UserError: nothing is known of the model's window, or the provider keeps the history.
+    """
+    window = find_window(view, policy)
+    if find_trigger(view, policy) is not None:
+        return None
+    if state.kept_by_provider:
+        raise UserError(
+            f"agent {view.agent!r} has a ContextPolicy, but the provider keeps the conversation, so that no step "
+            "can change it: leave out conversation=, or write ContextPolicy(provider=True) for a model whose provider "
+            "can shorten it itself"
+        )
+    limit = policy.start_at * window
+    if state.compacted is not None and state.compacted.tokens is not None:
+        limit = max(limit, min(state.compacted.tokens + _PAUSE * window, float(window)))
+    found = make_context_view(state, view, window, int(policy.target * window))
+    return found if found.tokens > limit else None
 
 
 async def _compact(

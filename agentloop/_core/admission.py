@@ -333,7 +333,7 @@ class Admission:
         spent = ticket.passed >= PATIENCE
         if timed and (spent or len(timed) == len(lacking)):
             # The latest: checked at an earlier one's time, the ticket would only move to the line of the latest.
-            limit = max(timed, key=self._when_room)
+            limit = max(timed, key=lambda limit: limit.next_room(self._now))
         else:
             limit = next(limit for limit in lacking if limit.freed_by_calls)
         line = limit.line
@@ -343,9 +343,6 @@ class Admission:
             self._wake_at(line)
         if spent:  # a stream consumer that falls behind after this is noticed at the next check
             self._keep(ticket, capacity=not timed)
-
-    def _when_room(self, limit: Limit) -> float:
-        return limit.next_room(self._now)
 
     def _next_head(self, lane: _Lane) -> None:
         tickets = lane.tickets

@@ -110,7 +110,8 @@ class Rule(Value, frozen=True):
 
 
 def _writes_failure(tool: FunctionTool, needs: CallNeeds) -> bool:
-    return needs.replayed or needs.formats_errors or _has_own_words(tool)
+    has_own_words = tool.failure_error_function not in (None, default_tool_error_function)
+    return needs.replayed or needs.formats_errors or has_own_words
 
 
 BEFORE = (
@@ -182,7 +183,3 @@ def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT])
         limits = Limits(tool.timeout, tool.idle_timeout)
     after = (VALUE, FAILURE, TIMEOUT, JUDGES, STORES)
     return CallSteps(those(BEFORE), those(STARTS), limits, *[those(rules) for rules in after])
-
-
-def _has_own_words(tool: FunctionTool) -> bool:
-    return tool.failure_error_function not in (None, default_tool_error_function)

@@ -59,12 +59,8 @@ def _shows_secret(record: r.Record, fold: RunFacts) -> bool:
     is_output = isinstance(record, r.GuardrailSettled) or (
         isinstance(record, r.RunEnded) and record.status == "completed"
     )
-    return is_output and _gives_secret(fold)
-
-
-def _gives_secret(fold: RunFacts) -> bool:
-    """Tell whether the final output of the current turn is a tool's, and may be secret."""
-    return any(call.outcome is not None and call.outcome.secret for call in fold.batch)
+    # The final output of the current turn may be a tool's.
+    return is_output and any(call.outcome is not None and call.outcome.secret for call in fold.batch)
 
 
 # -- input of a run

@@ -8,7 +8,8 @@ from core.folding import Writer, called
 
 from agentloop import ContextPolicy, UserError
 from agentloop import records as r
-from agentloop._core.context_size import context_due, count_context, find_counted, make_context_view
+from agentloop._compacting import context_due, make_context_view
+from agentloop._core.context_size import count_context, find_counted
 from agentloop._core.turn_view import TurnView
 from agentloop.items import AssistantMessage, UserMessage
 from agentloop.model_events import ModelInfo
