@@ -199,6 +199,10 @@ class ModelSettings(ByFields):
     )
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
     reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    reasoning_item_ids: Literal["keep", "omit"] | None = attrs.field(
+        default=None, validator=FIELDS.one_of(None, "keep", "omit")
+    )
+    """`"omit"` sends the reasoning of earlier turns without the provider's ids, for one that doesn't keep it."""
     verbosity: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
     truncation: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
     context_management: Sequence[Mapping[str, Any]] | None = attrs.field(

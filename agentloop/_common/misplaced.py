@@ -78,6 +78,7 @@ _WRITTEN_ELSEWHERE = {
     "always_approve": "Write state.approve(item, always=True)",
     "always_reject": "Write state.reject(item, always=True)",
     "rejection_message": "Write state.reject(item, message=…)",
+    "reasoning_item_id_policy": 'Write ModelSettings(reasoning_item_ids="omit")',
 }
 """Options of other libraries that are something else here, with what to write. The migration pages have the same."""
 

@@ -23,7 +23,7 @@ from edges.responses_fixture import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
@@ -62,7 +62,9 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models._codec import encode_json
+from agentloop.models._pieces import PieceCache
 from agentloop.models._responses.answer import ResponsesDecoder
+from agentloop.models._responses.items import note_reasoning, write_items
 from agentloop.models._responses.request import encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
@@ -609,6 +611,24 @@ def test_the_newest_item_that_can_hold_a_point_gets_it(output: Any, parts: Any) 
     judged = body(SystemMessage("x"), ToolCall("a", "f", kind="approval"), verdict, settings=settings)["input"]
     assert judged[0] == {"role": "system", "content": [{"type": "input_text", "text": "x"} | POINT]}
     assert judged[2]["reason"] == "no"
+
+
+def test_reasoning_goes_back_without_its_id_where_that_is_set() -> None:
+    """Only the id of the reasoning: what came of it is known by its own, and isn't taken for an orphan."""
+    thought = Reasoning("rs_1", ["I look."], encrypted="c2Vj", provider_data={"responses": {"status": "completed"}})
+    found = note_reasoning(ToolCall("c1", "look", provider_data={"responses": {"id": "fc_1"}}), "rs_1")
+    items, pieces = (thought, found, ToolOutput("c1", "seen")), PieceCache()
+    whole, bare, again = (
+        json.loads(b"[%b]" % b",".join(piece for _, piece in write_items(items, pieces, reasoning_ids=ids)))
+        for ids in (True, False, True)
+    )
+    assert whole == again
+    assert whole[0]["id"] == "rs_1"
+    assert bare == [{name: value for name, value in whole[0].items() if name != "id"}, *whole[1:]]
+    assert body(*items, settings=ModelSettings(reasoning_item_ids="omit"))["input"] == bare
+    assert body(*items, settings=ModelSettings(reasoning_item_ids="keep"))["input"] == whole
+    with pytest.raises(UserValueError, match="reasoning_item_ids: expected one of None, 'keep', 'omit'"):
+        ModelSettings(reasoning_item_ids="drop")  # type: ignore[arg-type]
 
 
 LOOK = Definition("look")

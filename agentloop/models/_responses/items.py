@@ -94,8 +94,10 @@ EXECUTOR_KINDS = frozenset(kind for kind, _ in executors.CONTENTS.values())
 _OF_THE_MODEL = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, OpaqueItem)
 
 
-def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Item, bytes]]:
-    """Yield each of a request's *items* that is sent, with its JSON.
+def write_items(
+    items: Iterable[Item], pieces: PieceCache, *, reasoning_ids: bool = True
+) -> Iterator[tuple[Item, bytes]]:
+    """Yield each of a request's *items* that is sent, with its JSON; reasoning without its id if not *reasoning_ids*.
 
     Raises:
         UserError: for an item or part that has no form here; names its place.
@@ -118,7 +120,7 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
             if isinstance(item, _OF_THE_MODEL):
                 for thought in thoughts:
                     sent.add(thought.id)
-                    yield thought, pieces.find(thought) or pieces.keep(thought, encode_json(_reasoning(thought)))
+                    yield thought, _write_thought(thought, pieces, with_id=reasoning_ids)
             thoughts.clear()
         if (origin := _reasoned(item)) is not None and origin not in sent:
             # A session's limit, or the application, has left out the reasoning.
@@ -133,6 +135,12 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
             reason = executors.write_missing_screenshot(item)
             if reason is not None:
                 yield item, encode_json(reason)
+
+
+def _write_thought(thought: Reasoning, pieces: PieceCache, *, with_id: bool) -> bytes:
+    if not with_id:  # the cache knows an item by its identity alone
+        return encode_json(_reasoning(thought.replace(id=None)))
+    return pieces.find(thought) or pieces.keep(thought, encode_json(_reasoning(thought)))
 
 
 def _reasoned(item: Item) -> str | None:

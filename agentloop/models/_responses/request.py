@@ -226,7 +226,8 @@ def _input_fields(request: ModelRequest, pieces: PieceCache) -> tuple[JsonDict, 
     policy, fields = request.cache, {}
     kept_there = request.previous_response_id is not None or request.conversation_id is not None
     points: Sequence[str] = () if policy is None else policy.breakpoints
-    written = list(write_items(request.items, pieces))
+    with_ids = request.settings.reasoning_item_ids != "omit"
+    written = list(write_items(request.items, pieces, reasoning_ids=with_ids))
     members = [piece for _, piece in written]
     if not members and not kept_there and request.prompt is None:
         raise no_message(INTERFACE)
