@@ -162,8 +162,10 @@ class ReplaceableSession(Session, Protocol):
 class MemoryStore(Protocol):
     """Text files that outlive runs, as those of `agentloop.bundles.Memory`. Each scope has its own, and no others.
 
-    A path has names with `/` between them and at neither end. The names are printable and not hidden, and no file is
-    also a folder. A scope is any printable text that isn't empty.
+    A path has at most 8 names with `/` between them and at neither end. The names have at most 100 printable characters
+    and 255 bytes, and aren't hidden. No file is also a folder, and no two differ in a manner only that some file system
+    doesn't know: capitals, composed letters, dots or spaces at the end. `Memory` gives a store no other change, and the
+    library's own stores refuse others by a UserValueError. A scope is any printable text that isn't empty.
     `agentloop.testing.conformance.MemoryConformance` tests a store.
 
     Cancellation: a cancelled call has done all of its work or none of it.
@@ -177,7 +179,8 @@ class MemoryStore(Protocol):
         """Write the texts of *changes* to their paths, and remove the files of those with None: all, or none.
 
         The changes are made only if the files of *scope* still equal *expect*, the result of `load`, and no other
-        change of the scope can be made in between. They are durable when this returns.
+        change of the scope can be made in between. They are durable when this returns. Removing a file that isn't
+        there does nothing.
 
         Raises:
             MemoryConflict: if the files have changed since; this then changes nothing.

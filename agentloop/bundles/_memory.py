@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
@@ -35,6 +34,7 @@ from typing import Any, Literal, TypeAlias
 from agentloop._bundling import Bundle, Opener
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
+from agentloop._common.memory_paths import EXPECTED, are_names, fold
 from agentloop.abc import MemoryStore
 from agentloop.bundles._log import has_log, succeeded_calls
 from agentloop.context import RunContext, ToolContext
@@ -42,8 +42,6 @@ from agentloop.exceptions import MemoryConflict
 from agentloop.tools import FunctionTool, tool
 
 ROOT = "/memories"
-MOST_PARTS, MOST_CHARS = 8, 100
-"""The most names in a path, and the most characters of a name."""
 _MOST_LISTED = 100
 """The most files in the instructions."""
 _TRIES = 20
@@ -256,11 +254,6 @@ def _seen(ctx: RunContext[Any], memory: FunctionTool[Any]) -> dict[str, str] | N
 # ---------------------------------------------------------------------------------------------- paths
 
 
-def is_name(part: str) -> bool:
-    """Tell whether *part* may be a name in a path: short, printable, not hidden, and no way out on any system."""
-    return 0 < len(part) <= MOST_CHARS and part.isprintable() and part[0] != "." and not {"/", "\\"} & {*part}
-
-
 def to_key(path: str | None) -> str:
     """Return the path below the root, with `/` between its names; empty for the root itself.
 
@@ -273,21 +266,13 @@ def to_key(path: str | None) -> str:
     parts = below.strip("/").split("/")
     if parts == [""]:
         return ""
-    if len(parts) > MOST_PARTS or not all(map(is_name, parts)):
-        raise MemoryRefusal(
-            f"{path[:200]!r}: expected at most {MOST_PARTS} names of at most {MOST_CHARS} printable characters, "
-            "without .. and hidden ones"
-        )
+    if not are_names(parts):
+        raise MemoryRefusal(f"{path[:200]!r}: expected {EXPECTED}")
     return "/".join(parts)
 
 
 def _path(key: str) -> str:
     return f"{ROOT}/{key}" if key else ROOT
-
-
-def _fold(key: str) -> str:
-    """Return what two paths have in common that some file systems take for one."""
-    return unicodedata.normalize("NFKC", key).casefold()
 
 
 def _size(text: str) -> str:
@@ -423,9 +408,9 @@ class _FileSet:
             MemoryRefusal: if there is one, or its folder is a file; also if its name differs in such a manner only that
                 a file system may take both for one.
         """
-        wanted = _fold(key)
+        wanted = fold(key)
         for other in self.now:
-            folded = _fold(other)
+            folded = fold(other)
             if wanted == folded or folded.startswith(f"{wanted}/"):
                 raise MemoryRefusal(f"{_path(key)} exists already, or differs only in capitals from {_path(other)}.")
             if wanted.startswith(f"{folded}/"):
@@ -483,6 +468,6 @@ def _other_spelling(key: str, other: str) -> str | None:
     """Return the folder of *other* that a folder of *key* differs from in its spelling only; None if none does."""
     for end in range(1, min(key.count("/"), other.count("/")) + 1):
         one, two = ("/".join(path.split("/")[:end]) for path in (key, other))
-        if one != two and _fold(one) == _fold(two):
+        if one != two and fold(one) == fold(two):
             return two
     return None

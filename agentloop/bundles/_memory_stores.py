@@ -21,8 +21,8 @@ import anyio
 
 from agentloop._common.checks import NAMES, check, check_seconds
 from agentloop._common.errors import UserTypeError
+from agentloop._common.memory_paths import MOST_PARTS, check_memory_change, is_name
 from agentloop._common.sqlite_file import ERRORS, KeptConnection, transaction
-from agentloop.bundles._memory import MOST_PARTS, is_name
 from agentloop.exceptions import MemoryConflict, StateError, UserError
 from agentloop.executors import DeleteFile, EditError, WriteFile
 from agentloop.executors._edit_files import FileEdit, open_parent, read_file, split_path, to_text
@@ -62,7 +62,8 @@ class FolderMemory:
         root: The folder. It is made with the first file, for its owner only.
 
     Cancellation: every method is a checkpoint; a cancelled change has changed nothing.
-    Raises (all methods): EditError if a file can't be read or written; names it. UserValueError if the scope is empty.
+    Raises (all methods): EditError if a file can't be read or written; names it. UserValueError if the scope is
+        empty, or a path is none of a memory (see `agentloop.abc.MemoryStore`).
 
     Example:
         import tempfile
@@ -100,6 +101,7 @@ class FolderMemory:
             MemoryConflict: if they aren't; nothing has changed.
         """
         folder = self._root / _folder_name(scope)
+        check_memory_change(changes, expect)
         await run_to_end(lambda: _make_folders(self._root, folder))
         async with _locked(folder) as edit:
             if await run_to_end(lambda: dict(_read_files(edit.root))) != expect:
@@ -112,6 +114,7 @@ class FolderMemory:
                 [
                     DeleteFile(path=path) if text is None else WriteFile(path=path, text=text)
                     for path, text in changes.items()
+                    if text is not None or path in expect
                 ],
             )
             # Decided: no further wait, so that a change that is made isn't reported as cancelled.
@@ -201,7 +204,8 @@ class SQLiteMemory:
     Cancellation: every method is a checkpoint. A call that waits for its turn does nothing; one that has begun is
         awaited and completes.
     Raises (all methods): StateError if the file can't be opened, isn't such a database, or stays locked; UserError
-        once closed, and UserValueError if the scope is empty.
+        once closed, and UserValueError if the scope is empty, or a path is none of a memory (see
+        `agentloop.abc.MemoryStore`).
 
     Example:
         import anyio
@@ -237,6 +241,7 @@ class SQLiteMemory:
             MemoryConflict: if they aren't; nothing has changed.
         """
         check("scope", NAMES.words(), scope)
+        check_memory_change(changes, expect)
 
         def change(connection: sqlite3.Connection) -> None:
             with transaction(connection):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentloop._common.checks import NAMES, check
+from agentloop._common.memory_paths import check_memory_change
 from agentloop.exceptions import MemoryConflict, StateError, UserTypeError
 from agentloop.postgres._connections import Connection, ResultT, Work, import_driver
 from agentloop.postgres._store import PostgresStore
@@ -32,7 +33,7 @@ class PostgresMemory:
         awaited and completes.
     Raises (all methods): StateError if the database refuses or can't be reached, or the connection is lost before the
         answer (then the change may have been made); UserError once the store is closed, and UserValueError if the scope
-        is empty.
+        is empty, or a path is none of a memory (see `agentloop.abc.MemoryStore`).
     """
 
     def __init__(self, store: PostgresStore) -> None:
@@ -55,6 +56,7 @@ class PostgresMemory:
             MemoryConflict: if they aren't; nothing has changed.
         """
         check("scope", NAMES.words(), scope)
+        check_memory_change(changes, expect)
         written = {path: text for path, text in changes.items() if text is not None}
         gone = [path for path, text in changes.items() if text is None]
 

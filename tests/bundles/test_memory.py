@@ -380,6 +380,7 @@ def test_a_key_has_plain_names_only(root: str, path: str) -> None:
     parts = key.split("/") if key else []
     assert len(parts) <= 8
     assert all(0 < len(part) <= 100 and part[0] != "." and part.isprintable() and "\\" not in part for part in parts)
+    assert all(len(part.encode()) <= 255 for part in parts)
 
 
 # ---------------------------------------------------------------------------------------------- scopes

@@ -1,11 +1,15 @@
 """Stores of memory keep what the protocol promises, each its own scopes, and the suite finds one that doesn't."""
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import given
+from kit.memory_paths import EACH_WRONG, STEPS, change_all
 
 from agentloop import UserTypeError, UserValueError
 from agentloop.abc import MemoryStore
@@ -115,6 +119,32 @@ async def test_the_empty_scope_is_refused(kind: str, tmp_path: Path) -> None:
         await store.aclose()
 
 
+# ---------------------------------------------------------------------------------------------- paths
+
+
+async def test_each_path_that_no_memory_has_is_refused_by_each_store(tmp_path: Path) -> None:
+    """Ways out, hidden names, bytes that are too many, names that a file system takes for one: nothing is written."""
+    async with SQLiteMemory(":memory:") as rows:
+        for number, step in enumerate(EACH_WRONG):
+            (refusal,) = await change_all([FolderMemory(tmp_path / "m"), rows], str(number), [step])
+            assert refusal is not None, step
+            assert str(refusal).startswith("changes: "), step
+            assert len(str(refusal)) < 1_500, step
+    assert os.listdir(tmp_path) == []
+
+
+@given(steps=STEPS)
+def test_stores_answer_alike_to_all_paths(steps: list[dict[str, str | None]]) -> None:
+    """What one store takes or refuses, the other does, in the same words; what was taken comes back from both."""
+
+    async def check() -> None:
+        with tempfile.TemporaryDirectory() as root:
+            async with SQLiteMemory(":memory:") as rows:
+                await change_all([FolderMemory(root), rows], "ada", steps)
+
+    anyio.run(check)
+
+
 # ---------------------------------------------------------------------------------------------- folders
 
 
@@ -158,7 +188,7 @@ async def test_what_is_no_file_of_a_memory_is_passed_by_and_kept(tmp_path: Path)
         with pytest.raises(EditError):
             await store.change("ada", {path: "mine"}, expect={"a.md": "mine"})
     for path in ("../outside.txt", "/outside.txt", ".agentloop-edit/journal"):  # no path of a memory
-        with pytest.raises(EditError):
+        with pytest.raises(UserValueError, match="changes: "):
             await store.change("ada", {path: "mine"}, expect={"a.md": "mine"})
     assert outside.read_text() == "planted"
     assert await store.load("ada") == {"a.md": "mine"}

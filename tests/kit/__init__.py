@@ -11,6 +11,7 @@
 | `work` | counted work: of a function, between two checkpoints, and the turns of other tasks |
 | `secret_cases` | runs of which everything readable is searched for a secret |
 | `uv_loop` | uvloop's loop with a clock that `advance_clock` can put forward |
+| `memory_paths` | paths that a store of memory may take for another path, and stores that are given the same ones |
 | `processes` | which processes a test has left |
 | `child_runs` | a program whose steps run in processes of their own |
 | `frozen_state` | the run whose stored state is frozen under `tests/fixtures` |

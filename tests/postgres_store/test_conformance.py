@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
+from kit.memory_paths import EACH_WRONG, PLAIN, change_all
 
-from agentloop import UserTypeError
+from agentloop import UserTypeError, UserValueError
 from agentloop.abc import Journal, LeasedJournal, MemoryStore, ReplaceableSession, SealingJournal, Session
+from agentloop.bundles import FolderMemory, SQLiteMemory
 from agentloop.exceptions import JournalError, StateError
 from agentloop.postgres import Lease, PostgresJournal, PostgresMemory, PostgresSession, PostgresStore
 from agentloop.testing.conformance import JournalConformance, MemoryConformance, SessionConformance
@@ -99,6 +102,18 @@ class TestPostgresMemory(MemoryConformance):
     def open_store(self) -> MemoryStore:
         """Return a store of memory in the test's store, which outlives it."""
         return PostgresMemory(self.store)
+
+
+async def test_a_memory_refuses_the_paths_that_the_other_stores_refuse(store: PostgresStore, tmp_path: Path) -> None:
+    """In the same words, and what one of them takes all take."""
+    async with SQLiteMemory(":memory:") as rows:
+        stores: list[MemoryStore] = [PostgresMemory(store), FolderMemory(tmp_path), rows]
+        for number, step in enumerate(EACH_WRONG):
+            assert None not in await change_all(stores, f"wrong {number}", [step])
+        taken: list[dict[str, str | None]] = [{name: "x"} for name in PLAIN]
+        for number, step in enumerate(taken):
+            assert await change_all(stores, f"plain {number}", [step, dict.fromkeys(step)]) == [None, None]
+        assert {type(answer) for answer in await change_all(stores, "together", taken)} == {type(None), UserValueError}
 
 
 async def test_a_memory_says_what_the_database_refuses(store: PostgresStore) -> None:
