@@ -98,8 +98,9 @@ MIGRATIONS: tuple[str, ...] = (
         ADD COLUMN attempts integer,
         ADD COLUMN input text,
         ADD COLUMN trouble text;
-    CREATE INDEX agentloop_leases_due ON agentloop_leases (owner, priority DESC, due_at, run_id)
+    CREATE INDEX agentloop_leases_due ON agentloop_leases (served_as, owner, priority DESC, due_at, run_id)
         WHERE due_at IS NOT NULL AND waiting IS NULL;
+    CREATE INDEX agentloop_leases_tried ON agentloop_leases (attempts) WHERE due_at IS NOT NULL AND attempts > 0;
     CREATE INDEX agentloop_leases_taken ON agentloop_leases (owner) WHERE is_taken;
     CREATE INDEX agentloop_leases_latest ON agentloop_leases (owner, taken_at) WHERE taken_at IS NOT NULL;
     """,

@@ -8,8 +8,8 @@ verdict has come (`waiting` is NULL then).
 
 Which comes next: the highest priority; of these the run of the owner that has the fewest runs under way, counting those
 that this statement has chosen before it; of these that of the owner from whom none was taken for the longest time; and
-of one owner's runs the one that is due for the longest time. An owner with ten thousand
-runs costs as much as one with ten: of each, only the first ones are looked at.
+of one owner's runs the one that is due for the longest time. An owner with ten thousand runs costs as much as one with
+ten: of each owner's runs for each agent, only the first ones are looked at.
 
 `attempts` counts the leases in a row after which the run hadn't come to a pause or its end. Where it has reached what
 the workers allow, the run is dead: it is listed, and no worker takes it until `PostgresStore.retry`.
@@ -61,7 +61,8 @@ held.due_at <= clock_timestamp() AND held.waiting IS NULL
 _BURY = f"""
 UPDATE agentloop_leases SET status = 'dead', since = clock_timestamp(), due_at = NULL, is_taken = NULL
 WHERE run_id IN (
-    SELECT run_id FROM agentloop_leases AS held WHERE {_DUE} AND attempts >= %(most)s FOR UPDATE SKIP LOCKED
+    SELECT run_id FROM agentloop_leases AS held
+    WHERE attempts > 0 AND attempts >= %(most)s AND {_DUE} FOR UPDATE SKIP LOCKED
 )
 RETURNING run_id
 """
@@ -73,27 +74,29 @@ WHERE is_taken AND ends_at <= clock_timestamp() AND {IS_CANCELLED}
 # `LIMIT` is above the locks, so a row that another worker is taking costs this one nothing. What a row had become
 # by the time it is locked is judged again.
 _CLAIM = f"""
-WITH RECURSIVE owners(owner) AS (
-    (SELECT owner FROM agentloop_leases WHERE {_IN_QUEUE} ORDER BY owner LIMIT 1)
+WITH RECURSIVE queues(served_as, owner) AS (
+    (SELECT served_as, owner FROM agentloop_leases WHERE {_IN_QUEUE} ORDER BY served_as, owner LIMIT 1)
     UNION ALL
-    SELECT (SELECT later.owner FROM agentloop_leases AS later
-        WHERE later.due_at IS NOT NULL AND later.waiting IS NULL AND later.owner > owners.owner
-        ORDER BY later.owner LIMIT 1)
-    FROM owners WHERE owners.owner IS NOT NULL
+    SELECT later.served_as, later.owner FROM queues CROSS JOIN LATERAL (
+        SELECT served_as, owner FROM agentloop_leases
+        WHERE {_IN_QUEUE} AND (served_as, owner) > (queues.served_as, queues.owner)
+        ORDER BY served_as, owner LIMIT 1
+    ) AS later
 ), busy AS (
     SELECT owner, count(*) AS runs FROM agentloop_leases
     WHERE is_taken AND ends_at > clock_timestamp() GROUP BY owner
 ), ranked AS (
     SELECT owned.run_id, owned.priority, owned.due_at, latest.taken_at, coalesce(busy.runs, 0)
-        + row_number() OVER (PARTITION BY owners.owner ORDER BY owned.priority DESC, owned.due_at, owned.run_id) AS turn
-    FROM owners CROSS JOIN LATERAL (
+        + row_number() OVER (PARTITION BY queues.owner ORDER BY owned.priority DESC, owned.due_at, owned.run_id) AS turn
+    FROM queues CROSS JOIN LATERAL (
         SELECT held.run_id, held.priority, held.due_at FROM agentloop_leases AS held
-        WHERE held.owner = owners.owner AND {_DUE}
+        WHERE held.served_as = queues.served_as AND held.owner = queues.owner AND {_DUE}
         ORDER BY held.priority DESC, held.due_at, held.run_id LIMIT %(looked_at)s
     ) AS owned CROSS JOIN LATERAL (
         SELECT max(before.taken_at) AS taken_at FROM agentloop_leases AS before
-        WHERE before.owner = owners.owner AND before.taken_at IS NOT NULL
-    ) AS latest LEFT JOIN busy ON busy.owner = owners.owner
+        WHERE before.owner = queues.owner AND before.taken_at IS NOT NULL
+    ) AS latest LEFT JOIN busy ON busy.owner = queues.owner
+    WHERE queues.served_as = ANY (%(agents)s::text[])
 ), chosen AS MATERIALIZED (
     SELECT held.run_id, held.holder AS earlier, row_number() OVER () AS place FROM (
         SELECT held.run_id, held.holder FROM agentloop_leases AS held JOIN ranked ON ranked.run_id = held.run_id
@@ -133,8 +136,8 @@ _AGAIN = """
 UPDATE agentloop_leases SET attempts = 0, due_at = clock_timestamp(), trouble = NULL
 WHERE run_id = %(run_id)s AND served_as IS NOT NULL
 """
-_MORE_LOOKED_AT = 4
-"""How many runs of each owner are looked at, for each that there is room for: others may be taking the first ones."""
+_MORE_LOOKED_AT = 8
+"""How many runs of each owner are looked at beyond the room there is: others may be taking the first ones."""
 
 Counted: TypeAlias = Literal["kept", "reset", "back"]
 """The count of attempts stays, begins anew, or loses the one that was made."""
@@ -211,7 +214,7 @@ def bury(connection: Connection, given: dict[str, Any]) -> list[str]:
 
 def claim(connection: Connection, given: dict[str, Any]) -> list[Sequence[Any]]:
     """Take the runs that come next, as many as there is room for; return their rows."""
-    most = {"looked_at": _MORE_LOOKED_AT * given["room"]}
+    most = {"looked_at": given["room"] + _MORE_LOOKED_AT}
     found: list[Sequence[Any]] = connection.execute(_CLAIM, {**given, **most}).fetchall()
     return found
 
