@@ -435,7 +435,7 @@ def _stream(
     config, kept = _check_options(agent, options)
     context, journal = options.get("context"), options.get("journal")
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
-        from agentloop._engine.resume import resume_from
+        from agentloop.run._resume import resume_from
 
         start = resume_from(given, agent, kept, sourced=bool(config.toolsets))
         context = context if context is not None else given.context
@@ -563,7 +563,7 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
         UserError: the options are wrong: also those that only an unfinished run needs.
         StateError: *agent*'s graph lacks the agent that gave the final output.
     """
-    from agentloop._engine.resume import check_kept
+    from agentloop.run._resume import check_kept
 
     config, kept = _check_options(agent, options)
     if kept is not None:
