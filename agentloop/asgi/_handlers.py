@@ -337,9 +337,16 @@ class Handlers:
         """Keep a state that was taken, also after a cancellation: it must not be lost. Return its handle.
 
         That is *handle* again, if the store can: who may not have the run doesn't take it from its owner.
+
+        Raises:
+            HTTPRefusal: the store doesn't take it, perhaps for want of room (503).
         """
         with anyio.move_on_after(USUAL_GRACE, shield=True):
-            return await (self.states.put(text) if handle is None else put_back(self.states, handle, text))
+            try:
+                return await (self.states.put(text) if handle is None else put_back(self.states, handle, text))
+            except StateError as error:
+                logger.error("a paused run could not be kept: %s", error_summary(error))
+                raise HTTPRefusal(503, "The server can't keep what was given: try again later.") from error
         raise TimeoutError(f"the store of paused runs did not take a state within {USUAL_GRACE:g} s")
 
     async def _keep_again(self, handle: str, text: str, refusal: HTTPRefusal) -> NoReturn:

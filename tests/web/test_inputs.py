@@ -178,7 +178,8 @@ async def test_a_store_without_room_for_the_longer_state_keeps_the_run(what: str
     refused = await (
         add(app, run, id="b", handle=handle) if what == "input" else withdraw(app, run, id="a", handle=handle)
     )
-    assert (refused.status, refused.json["handle"]) == (409, handle)
+    assert refused.status == 503
+    assert refused.json == {"error": "The server can't keep what was given: try again later.", "handle": handle}
     states.full = False
     decided = await ask(app, "POST", "/verdicts", {"handle": handle, "verdicts": [YES, NO]})
     assert decided.frames[-1].data["status"] == "completed"
