@@ -5,7 +5,7 @@ synchronous step, so log and state never disagree. A running run applies through
 `RunState`. In both cases the engine calls `machine.next_action` with the fold, so a resumed run needs no code of its
 own.
 
-Facts and indices. The root's `records` is the one fact: it alone is stored, and folding it again gives every other
+Facts and indices. The root's `records` is the one fact: only it is stored, and folding it again gives every other
 attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,

@@ -78,7 +78,7 @@ class BatchRun:
     """Answers every line of *lines* in one runtime. `answered`, `failed` and `waiting` count printed answers.
 
     If the job has a folder, every line has a journal there; the answer of a run that has ended for good is printed from
-    it. `run` is called once; its tasks alone change the object.
+    it. `run` is called once; only its tasks change the object.
     """
 
     job: CliOptions

@@ -410,7 +410,7 @@ def _choose_failure(live: LiveCall, failure: Failure | None, of_hooks: Captured)
 async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
     """Settle the call although *cancelled* has interrupted its settling; return True if the cancellation is the run's.
 
-    Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task). There may
+    Else it is a cancellation of only this task, which the body left behind (by a timer, or in another task). There may
     be more of them.
     """
     if is_cancelled_around():

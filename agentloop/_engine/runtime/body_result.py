@@ -41,7 +41,7 @@ class TimedOut(Value, frozen=True):
 
 
 class Cancelled(Value, frozen=True):
-    """The call alone was cancelled, or a sibling failed."""
+    """Only the call was cancelled, or a sibling failed."""
 
     by: Literal["tool", "caller", "sibling"]
     reason: str
