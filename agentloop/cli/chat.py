@@ -103,6 +103,7 @@ class Chat:
             typed = await self.lines.next(cut=True)
         except anyio.get_cancelled_exc_class():
             self._end_line()
+            self.lines.drop_draft()  # it isn't shown at the next prompt
             raise
         if typed is None:
             self._end_line()
@@ -118,12 +119,11 @@ class Chat:
         steering = TypedInputs(self.lines, show)
 
         def announce(number: int) -> None:
-            self.lines.restore()
             show.cancelling()
             announce_cancellation(self.job.err)
 
         follow = steering.follow if self.asks else None
-        ended = await supervise(partial(self._run, message, show, runtime, follow), announce)
+        ended = await supervise(partial(self._run, message, show, runtime, follow), announce, self.lines.restore)
         if ended.error is not None:
             raise ended.error
         unseen = steering.unseen if ended.signal is None else []

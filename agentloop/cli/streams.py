@@ -273,13 +273,30 @@ class TypedLines:
     def put_back(self, lines: Iterable[str], *, ended: bool = False) -> None:
         """Let the next readings return *lines*, before all that was typed since; with *ended*, then None."""
         self._typed[:0] = "".join(f"{line}\n" for line in lines).encode()
-        self._has_ended = ended
+        self._has_ended = self._has_ended or ended
 
     def continue_draft(self) -> str:
-        """Let the next reading begin with the line that was not complete when `edited` was left, and return it."""
-        draft, self._draft = self._draft, b""
-        self._typed += draft
+        """Let the next reading begin with the line that was not complete when `edited` was left, and return it.
+
+        An empty text where the next reading returns another line, which is complete: the draft waits for its turn.
+        """
+        if b"\n" in self._typed:
+            return ""
+        draft = self._draft
+        self._join_draft()
         return draft.decode("utf-8", "replace")
+
+    def drop_draft(self) -> None:
+        """Drop the line that isn't complete, as a terminal does at Ctrl-C."""
+        del self._typed[self._find_begin() :]
+
+    def _join_draft(self) -> None:
+        self._typed += self._draft
+        self._draft = b""
+
+    def _find_begin(self) -> int:
+        """Return where the line begins that isn't complete."""
+        return self._typed.rfind(b"\n") + 1
 
     @contextlib.contextmanager
     def edited(self, changed: Callable[[str], None]) -> Iterator[None]:
@@ -290,16 +307,17 @@ class TypedLines:
         """
         self._take_keys()
         self._changed = changed
-        if draft := self.continue_draft():
-            changed(draft)
+        self._join_draft()
+        if draft := self._typed[self._find_begin() :]:
+            changed(draft.decode("utf-8", "replace"))
         try:
             yield
         finally:
             self._changed = None
             self.restore()
-            begin = self._typed.rfind(b"\n") + 1
-            self._draft = bytes(self._typed[begin:])
-            del self._typed[begin:]
+            self._give_back = _nothing
+            self._draft = bytes(self._typed[self._find_begin() :])
+            self.drop_draft()
 
     def _take_keys(self) -> None:
         terminal = self._descriptor
@@ -310,19 +328,22 @@ class TypedLines:
         before, keys = (termios.tcgetattr(terminal) for _ in range(2))
         keys[3] &= ~(termios.ICANON | termios.ECHO)
         keys[6][termios.VMIN], keys[6][termios.VTIME] = 1, 0
-        self._give_back = lambda: termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+        def give_back() -> None:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+        self._give_back = give_back
         termios.tcsetattr(terminal, termios.TCSANOW, keys)
 
     def restore(self) -> None:
-        """Give the keys back to the terminal at once, if `edited` has them. Never waits."""
-        give_back, self._give_back = self._give_back, _nothing
-        with contextlib.suppress(OSError):  # it is gone
-            give_back()
+        """Give the keys back to the terminal, if `edited` has them. A signal's handler calls it, so it never waits."""
+        self._give_back()
 
     def _edit(self, keys: bytes, changed: Callable[[str], None]) -> None:
         """Change the line as *keys* say."""
         for key in _ESCAPED.sub(b"", keys):
-            begin = self._typed.rfind(b"\n") + 1
+            begin = self._find_begin()
             if key in _ERASE:
                 kept = self._typed[begin:].decode("utf-8", "replace")[:-1]
                 self._typed[begin:] = kept.encode()
@@ -332,7 +353,7 @@ class TypedLines:
                 self._has_ended = self._has_ended or begin == len(self._typed)
             elif key >= ord(" ") or key in b"\t\n":
                 self._typed.append(key)
-        changed(self._typed[self._typed.rfind(b"\n") + 1 :].decode("utf-8", "replace"))
+        changed(self._typed[self._find_begin() :].decode("utf-8", "replace"))
 
 
 _ERASE, _KILL, _END = b"\x7f\b", 0x15, 0x04

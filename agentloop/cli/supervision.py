@@ -41,8 +41,13 @@ class Supervised(Generic[T]):
     signal: int | None = None
 
 
-async def supervise(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
+async def supervise(
+    work: Callable[[], Awaitable[T]], announce: Callable[[int], None], at_once: Callable[[], None] = lambda: None
+) -> Supervised[T]:
     """Do *work*, and cancel it at the first SIGINT or SIGTERM, after calling *announce* with the signal.
+
+    *at_once* is called by the handler of that signal, also while a body blocks the event loop: the next signal ends the
+    process.
 
     When this returns, all tasks that the work had started have ended. A signal that this process ignores (as shells set
     up for background jobs) stays ignored. An error of the work is returned, not raised.
@@ -51,7 +56,7 @@ async def supervise(work: Callable[[], Awaitable[T]], announce: Callable[[int], 
     scope = anyio.CancelScope()
     async with anyio.create_task_group() as watchers:
         with scope:
-            await watchers.start(_cancel_on_signal, scope, ended, announce)
+            await watchers.start(_cancel_on_signal, scope, ended, announce, at_once)
             try:
                 ended.value = await work()
             except Exception as error:
@@ -65,6 +70,7 @@ async def _cancel_on_signal(
     scope: anyio.CancelScope,
     ended: Supervised[T],
     announce: Callable[[int], None],
+    at_once: Callable[[], None],
     *,
     task_status: TaskStatus[None],
 ) -> None:
@@ -73,7 +79,7 @@ async def _cancel_on_signal(
         task_status.started()
         return
     with anyio.open_signal_receiver(*wanted) as signals:
-        _hand_back_after_first(wanted)
+        _hand_back_after_first(wanted, at_once)
         task_status.started()
         async for number in signals:
             ended.signal = int(number)
@@ -81,8 +87,8 @@ async def _cancel_on_signal(
             scope.cancel()
 
 
-def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
-    """Make the first signal restore the default handlers, so that the second one ends the process.
+def _hand_back_after_first(numbers: Sequence[signal.Signals], at_once: Callable[[], None]) -> None:
+    """Make the first signal restore the default handlers, so that the second one ends the process; call *at_once* then.
 
     The receiver of anyio could do this only while the event loop runs: a body that blocks the loop would then delay the
     second signal.
@@ -90,6 +96,7 @@ def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
     receivers = {number: signal.getsignal(number) for number in numbers}
 
     def first(number: int, frame: FrameType | None) -> None:
+        at_once()
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
         receiver = receivers[signal.Signals(number)]

@@ -380,7 +380,7 @@ async def open_browser(
     Args:
         url: The page to show first.
         width, height: The size of the page in pixels.
-        program: The browser's path; found on `PATH` by its usual names if not given.
+        program: The browser's path, or its name on `PATH`; found on `PATH` by its usual names if not given.
         switches: Further command line switches, such as `--no-sandbox` where the system gives it no sandbox, or
             `--proxy-server=HOST:PORT`. Paths in them are absolute ones: the browser starts in its profile.
 
@@ -393,7 +393,7 @@ async def open_browser(
     if found is None:
         raise ComputerError(f"no browser is installed: none of {', '.join(_PROGRAMS)} is on PATH")
     words = [
-        os.path.abspath(found),  # noqa: ASYNC240 - no file is touched
+        os.path.abspath(shutil.which(found) or found),  # noqa: ASYNC240 - no file is touched
         *_SWITCHES,
         f"--window-size={width},{height}",
         *switches,

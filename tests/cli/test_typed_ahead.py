@@ -5,6 +5,7 @@ import pty
 import re
 import signal
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from agentloop import Agent, AskAgain, GuardrailFunctionOutput, InputGuardrail, 
 from agentloop.cli.show import Narrator
 from agentloop.cli.steering import TypedInputs
 from agentloop.cli.streams import TypedLines
+from agentloop.cli.supervision import supervise
 from agentloop.testing import FunctionModel, call, say
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -183,6 +185,102 @@ async def test_keys_are_edited_and_the_rest_is_a_draft(keyboard: tuple[int, Type
         assert lines.continue_draft() == ""
         os.write(ours, b"ft\n")
         assert await lines.next() == "draft"
+
+
+async def draft(ours: int, lines: TypedLines, text: str) -> None:
+    """Type *text* within `edited`, without Enter."""
+    shown = [""]
+    with lines.edited(shown.append):
+        os.write(ours, text.encode())
+        while shown[-1] != text:
+            with anyio.move_on_after(0.01):
+                await lines.next()
+
+
+@pytest.mark.real_clock
+async def test_ctrl_c_at_the_prompt_drops_a_draft(keyboard: tuple[int, TypedLines]) -> None:
+    """The next prompt doesn't show it, so it isn't part of the next message; complete lines stay."""
+    ours, lines = keyboard
+    with anyio.fail_after(30):
+        await draft(ours, lines, "secret")
+        assert lines.continue_draft() == "secret"
+        lines.drop_draft()
+        os.write(ours, b"hello\n")
+        assert await lines.next() == "hello"
+        lines.put_back(["kept"])
+        lines.drop_draft()
+        assert await lines.next() == "kept"
+
+
+@pytest.mark.real_clock
+async def test_a_draft_is_shown_only_where_it_is_read_next(keyboard: tuple[int, TypedLines]) -> None:
+    """A line that was put back comes first; the draft is shown again while that one is answered."""
+    ours, lines = keyboard
+    with anyio.fail_after(30):
+        await draft(ours, lines, "dra")
+        lines.put_back(["kept"])
+        assert lines.continue_draft() == ""
+        assert await lines.next() == "kept"
+        shown: list[str] = []
+        with lines.edited(shown.append):
+            assert shown == ["dra"]
+        assert lines.continue_draft() == "dra"
+
+
+@pytest.mark.real_clock
+async def test_ctrl_d_that_came_with_a_line_is_kept(keyboard: tuple[int, TypedLines]) -> None:
+    """The run ends before it is read: the reading after it tells."""
+    ours, lines = keyboard
+    with anyio.fail_after(30):
+        with lines.edited(lambda text: None):
+            os.write(ours, b"one\n\x04")
+            assert await lines.next() == "one"
+        lines.put_back(["one"])
+        assert [await lines.next(), await lines.next()] == ["one", None]
+
+
+def test_a_terminal_that_is_gone_is_no_error_at_the_end() -> None:
+    """Nobody is left to give the keys back to."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "rb", buffering=0) as stream:
+        lines = TypedLines(stream)
+        with lines.edited(lambda text: None):
+            os.close(ours)
+            lines.restore()
+
+
+def test_the_keys_are_given_back_by_a_signal_and_at_the_end() -> None:
+    """Once more does no harm."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "rb", buffering=0) as stream:
+        lines = TypedLines(stream)
+        before = termios.tcgetattr(theirs)
+        with lines.edited(lambda text: None):
+            assert termios.tcgetattr(theirs) != before
+            lines.restore()
+            assert termios.tcgetattr(theirs) == before
+        assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+
+
+@pytest.mark.real_clock
+async def test_the_first_signal_is_heard_while_a_body_blocks_the_loop() -> None:
+    """So the terminal is the user's again before a second signal ends the process."""
+    heard: list[str] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+    async def block() -> None:
+        signal.raise_signal(signal.SIGINT)
+        heard.append("still blocked")
+        await anyio.sleep_forever()
+
+    try:
+        with anyio.fail_after(30):
+            ended = await supervise(block, lambda number: heard.append("announced"), lambda: heard.append("at once"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == ["at once", "still blocked", "announced"]
+    assert ended.signal == signal.SIGINT
 
 
 class Paper:

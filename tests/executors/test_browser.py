@@ -186,6 +186,17 @@ async def test_any_folder_of_temporary_files(tmp_path: Path, monkeypatch: pytest
     assert [*folder.iterdir()] == []
 
 
+async def test_a_program_is_found_by_its_name_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its path is: the browser starts in another folder than this process."""
+    program = tmp_path / "some-browser"
+    program.write_text("#!/bin/sh\necho it was found >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ComputerError, match="it was found"):
+        async with open_browser(program=program.name):
+            raise AssertionError
+
+
 DIALOGS = {
     "at once": "alert(1)",
     "later": "setTimeout(() => alert(1), 20)",
