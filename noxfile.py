@@ -412,6 +412,9 @@ def tests_web(session: nox.Session) -> None:
     """
     session.install(".[test-web]")
     _need_chromium(session)
+    if shutil.which("npm"):  # the client of UI messages; without it they are read by its rules only
+        npm = ["npm", "install", "--silent", "--no-save", "--prefix", "build/npm", "ai@6"]
+        session.run(*npm, external=True, success_codes=range(256))
     session.run(
         "python", "-c", "import ag_ui, uvicorn, hypercorn, fastapi, litestar, quart"
     )  # else tests would be skipped

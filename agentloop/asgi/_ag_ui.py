@@ -33,6 +33,7 @@ from agentloop._common.web_names import ANY
 from agentloop._schema.json_check import leave_out
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
+from agentloop.asgi._deltas import DeltaJoiner
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
 from agentloop.asgi._writer import replace_surrogates
@@ -89,8 +90,7 @@ class AGUIForm:
         self._reasoning: str | None = None
         self._parent: str | None = None
         """The id of the answer's latest message, to which its calls belong: the client keeps both as one message."""
-        self._halves: dict[int | None, str] = {}
-        """Halves of characters at the end of deltas, by the position of their message; None for reasoning."""
+        self._deltas = DeltaJoiner()
 
     def begin(self) -> bytes:
         """Return the frame of the run's start."""
@@ -102,9 +102,9 @@ class AGUIForm:
 
     def _convert(self, event: ev.Event) -> Iterable[ui.BaseEvent]:
         match event:
-            case ev.TextDelta(text=text, item=item) if text := self._join(item, text):
+            case ev.TextDelta(text=text, item=item) if text := self._deltas.join(item, text):
                 yield from self._write(item, text)
-            case ev.ReasoningDelta(text=text) if text := self._join(None, text):
+            case ev.ReasoningDelta(text=text) if text := self._deltas.join(None, text):
                 self._reasoning = self._reasoning or new_name()
                 yield ui.ReasoningMessageChunkEvent(message_id=self._reasoning, delta=text)
             case ev.ItemCreated(item=AssistantMessage() as message):
@@ -130,21 +130,10 @@ class AGUIForm:
                 yield ui.CustomEvent(name=data["type"], value=data)
             case ev.TurnStarted() | ev.RunEnded():
                 self._reasoning = self._parent = None
-                self._halves.clear()
+                self._deltas.clear()
                 yield from self._end_open()
             case _:
                 pass
-
-    def _join(self, item: int | None, text: str) -> str:
-        """Return a delta behind the half of a character that the one before has left; its own last half is kept.
-
-        A client of this protocol puts a message together from its deltas, and JSON has no half of a character.
-        """
-        text = self._halves.pop(item, "") + text
-        if "\ud800" <= text[-1:] <= "\udbff":
-            self._halves[item] = text[-1]
-            text = text[:-1]
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _write(self, item: int, text: str) -> Iterable[ui.BaseEvent]:
         """Add *text* to the message at position *item* of the answer, which begins with it if it is the first piece."""

@@ -9,6 +9,7 @@
     POST /runs/ID/withdraw       {"id": TEXT}                             takes an input back
     POST /verdicts               {"handle": TEXT, "verdicts": [...]}      the stream of the run, resumed
     POST /ag-ui                  RunAgentInput                            the same in another protocol, if wanted
+    POST /ui-messages            {"messages": [UIMessage, ...]}           the same for Vercel's AI SDK, if wanted
 
 Every request is counted in `_requests` until it is answered, so that leaving the application's block can end all of
 them and wait. Knows the application's life, its paths, and what becomes of an error; not how a request is answered
@@ -62,7 +63,9 @@ class AgentApp:
         limits: The bounds of requests; `WebLimits()` if not given.
         ag_ui: True to answer `POST /ag-ui` for clients of that protocol; their runs end with them. Needs the extra
             `ag-ui`.
-        client_tools: The names of the tools that such a client may bring, for the model to call and the client to
+        ui_messages: True to answer `POST /ui-messages` for clients with Vercel's AI SDK (`useChat`); their runs end
+            with them.
+        client_tools: The names of the tools that a client of AG-UI may bring, for the model to call and the client to
             answer; `["*"]`: every tool. The others of the client are left out, and so is one with the name of a tool
             of the agent.
         hosts: The names under which clients reach the application, such as `"agents.example.com"`, with a port or
@@ -97,6 +100,7 @@ class AgentApp:
         admit: Admit | None = None,
         limits: WebLimits | None = None,
         ag_ui: bool = False,
+        ui_messages: bool = False,
         client_tools: Sequence[str] = (),
         hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
@@ -151,6 +155,8 @@ class AgentApp:
             if find_spec("ag_ui") is None:
                 raise UserError(describe_missing("ag_ui", "ag-ui"))
             self._routes["ag-ui",] = ("POST", handlers.speak_ag_ui)
+        if ui_messages:
+            self._routes["ui-messages",] = ("POST", handlers.speak_ui_messages)
 
     # -- the application's life
 

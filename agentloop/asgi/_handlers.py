@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from inspect import isawaitable
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import anyio
 import attrs
@@ -193,7 +193,7 @@ class Handlers:
 
         granted = grant.options_for(given)
         options: dict[str, Any] = {**granted, "journal": journal}
-        headers = [(RUN_HEADER, live.id.encode())]
+        headers = [(RUN_HEADER, live.id.encode()), *getattr(form, "headers", ())]
         try:
             response = RunResponse(
                 self.agent, given, limits=self.limits, keep_state=keep, headers=headers, form=form, **options
@@ -445,11 +445,33 @@ class Handlers:
         action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
         grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=asked.thread_id))
         grant = attrs.evolve(grant, options=asked.offer_tools(grant.options))
-        form = AGUIForm(asked)
+        await self._speak(asked, AGUIForm(asked), grant, client)
+
+    async def speak_ui_messages(self, client: Exchange) -> None:
+        """Begin or resume a run, and stream it as a UI message of Vercel's AI SDK."""
+        from agentloop.asgi._ui_messages import UI_MESSAGES, UIMessageForm, read_ui_messages
+
+        body = await client.read(self.limits, UI_MESSAGES)
+        asked = read_ui_messages(body)
+        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
+        grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=body.id))
+        await self._speak(asked, UIMessageForm(asked), grant, client)
+
+    async def _speak(self, asked: _Asked, form: StreamForm, grant: Grant, client: Exchange) -> None:
         if asked.handle is None:
             await self._respond(asked.items, grant, client, form)
         else:
             await self._resume_state(asked.handle, lambda state: asked.decide(state, grant.by), grant, client, form)
+
+
+class _Asked(Protocol):
+    """A request in another protocol."""
+
+    @property
+    def handle(self) -> str | None: ...
+    @property
+    def items(self) -> tuple[Item, ...]: ...
+    def decide(self, state: RunState, by: str | None) -> None: ...
 
 
 def _applying(decisions: Sequence[Decision], grant: Grant) -> Decide:
