@@ -139,7 +139,7 @@ class Narrator:
         self._starts = starts
         self._asks = asks
         self._live = out if out.is_terminal or out.goes_where(err) else err
-        self.typing = None
+        self.typing: Callable[[str], None] | None = None
         """None, because the terminal itself shows what is typed."""
         self._said = ""
         """The text of the root run in this turn that was shown so far."""
