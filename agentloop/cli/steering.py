@@ -7,8 +7,10 @@ nothing that was typed is lost, and nothing is shown twice, since the log knows 
 Decisions:
 
 The lines are read within a run segment only. Between two segments the user may be asked about calls, and what is
-typed there is an answer. Keys are taken one by one where lanes are drawn (`TypedLines.edited`), because the display
-redraws its region five times a second, which would erase what a terminal echoes into it.
+typed there is an answer. A line that was typed before is none, since it could approve a call that was not shown yet.
+
+Keys are taken one by one where lanes are drawn (`TypedLines.edited`), because the display redraws its region five times
+a second, which would erase what a terminal echoes into it.
 """
 
 from __future__ import annotations
@@ -76,6 +78,8 @@ class TypedInputs:
         finally:
             for name in self._settled(stream):
                 del self._unseen[name]
+            for text in filter(None, map(str.strip, self.lines.take_complete())):
+                self._note(text)
         if failed:
             raise failed[0]
 
@@ -93,15 +97,19 @@ class TypedInputs:
             scope.cancel()
 
     async def _add(self, stream: RunStream[Any], text: str) -> None:
-        self._count += 1
-        name = f"typed_{self._count}"
-        self._unseen[name] = line = _Typed(text)
+        name, line = self._note(text)
         try:
             await stream.add_input(text, id=name)
         except InputRefusedError:
             await self.show.note(f"! Kept for your next message: {format_line(text)}")
         else:
             await self._tell_taken(line)
+
+    def _note(self, text: str) -> tuple[str, _Typed]:
+        self._count += 1
+        name = f"typed_{self._count}"
+        self._unseen[name] = line = _Typed(text)
+        return name, line
 
     async def _tell_taken(self, line: _Typed) -> None:
         if not line.taken:

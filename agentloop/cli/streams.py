@@ -275,6 +275,22 @@ class TypedLines:
         self._typed[:0] = "".join(f"{line}\n" for line in lines).encode()
         self._has_ended = self._has_ended or ended
 
+    def take_complete(self) -> list[str]:
+        """Take the complete lines that were not read yet, also those that are at the terminal. Never waits."""
+        while self._waits and self._descriptor is not None and select.select([self._descriptor], (), (), 0)[0]:
+            try:
+                chunk = os.read(self._descriptor, _CHUNK)
+            except OSError:  # the terminal is gone: the next reading tells
+                break
+            self._typed += chunk
+            if not chunk:
+                self._has_ended = True
+                break
+        complete = self._typed[: self._find_begin()]
+        self._draft += self._typed[len(complete) :]
+        self._typed.clear()
+        return complete.decode("utf-8", "replace").split("\n")[:-1]
+
     def continue_draft(self) -> str:
         """Let the next reading begin with the line that was not complete when `edited` was left, and return it.
 

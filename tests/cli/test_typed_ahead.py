@@ -390,3 +390,34 @@ async def test_a_run_that_is_cancelled_loses_no_line(keyboard: tuple[int, TypedL
                 await steering.follow(stream)
     assert steering.unseen == ["one"]
     assert [one.status for one in stream.state.inputs] == ["waiting"]
+
+
+@pytest.mark.real_clock
+async def test_lines_that_were_typed_before_a_question_are_no_answer_to_it(keyboard: tuple[int, TypedLines]) -> None:
+    """They came too late for the run to take them: they are the next message, not a verdict. Ctrl-D is kept."""
+    ours, lines = keyboard
+    paper = Paper()
+    steering = TypedInputs(lines, Narrator(paper, paper))
+    agent = Agent("a", model=FunctionModel(lambda request: say("done")))
+    with anyio.fail_after(30):
+        async with Runner.run_streamed(agent, "go") as stream:
+            async for _ in stream:
+                pass
+            for typed in (b"one\n \nyes\n", b"", b"\x04"):
+                os.write(ours, typed)
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await steering.follow(stream)
+                assert steering.unseen == ["one", "yes"]
+        assert await lines.next() is None
+        os.write(ours, b"n\n")
+        assert await lines.next() == "n"
+
+
+def test_lines_of_a_terminal_that_is_gone_are_none() -> None:
+    """The next reading tells."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "rb", buffering=0) as stream:
+        lines = TypedLines(stream)
+        os.close(ours)
+        assert lines.take_complete() == []
