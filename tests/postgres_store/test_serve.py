@@ -507,6 +507,7 @@ async def test_wrong_arguments_are_said_before_anything_is_done(wrong: dict[str,
 
 async def test_a_database_that_is_away_at_the_beginning_is_an_error() -> None:
     """Waiting doesn't cure a wrong address."""
+    pytest.importorskip("psycopg", reason="needs the extra postgres: nox -s tests-postgres")
     async with PostgresStore("host=127.0.0.1 port=1", timeout=0.2) as store:
         with pytest.raises(AgentLoopError, match="the queue: "):
             await serve(store, worker_of())

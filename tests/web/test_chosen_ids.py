@@ -14,6 +14,7 @@ from web.test_owners import as_user, ask_as, by_header
 from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
 from agentloop.testing import say
 
+pytestmark = [pytest.mark.real_clock]
 RUN = "order-7-5c1f0a7e9b2d"
 HELLO = {"input": "hello", "run": RUN}
 OTHER = "The run with this id began with another input."
