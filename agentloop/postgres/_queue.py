@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from agentloop._common.values import Value
 from agentloop._storage.item_codec import item_from_json
 from agentloop.items import Item
 from agentloop.postgres._connections import Connection
 from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease
+from agentloop.postgres._run_rows import StoredStatus
 
 CHANNEL = "agentloop_runs"
 _NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
@@ -62,14 +63,19 @@ _BURY = f"""
 UPDATE agentloop_leases SET status = 'dead', since = clock_timestamp(), due_at = NULL, is_taken = NULL
 WHERE run_id IN (
     SELECT run_id FROM agentloop_leases AS held
-    WHERE attempts > 0 AND attempts >= %(most)s AND {_DUE} FOR UPDATE SKIP LOCKED
+    WHERE attempts > 0 AND attempts >= %(most)s AND status IS DISTINCT FROM 'completed' AND {_DUE}
+    FOR UPDATE SKIP LOCKED
 )
 RETURNING run_id
 """
+"""A run whose last worker has completed it, and died before the queue knew, is taken once more: that finds its end."""
 # No worker takes a cancelled run, so that of a worker that died would be listed as running.
 _NOTE_CANCELLED = f"""
-UPDATE agentloop_leases AS held SET status = 'cancelled', since = clock_timestamp(), waiting = NULL, is_taken = NULL
-WHERE is_taken AND ends_at <= clock_timestamp() AND {IS_CANCELLED}
+UPDATE agentloop_leases SET status = 'cancelled', since = clock_timestamp(), waiting = NULL, is_taken = NULL
+WHERE run_id IN (
+    SELECT run_id FROM agentloop_leases AS held
+    WHERE is_taken AND ends_at <= clock_timestamp() AND {IS_CANCELLED} FOR UPDATE SKIP LOCKED
+)
 """
 # `LIMIT` is above the locks, so a row that another worker is taking costs this one nothing. What a row had become
 # by the time it is locked is judged again.
@@ -122,8 +128,7 @@ WHERE is_taken AND holder = %(holder)s AND ends_at > clock_timestamp() ORDER BY 
 # What a run that has ended or pauses leaves in the queue. A cancellation that came meanwhile has taken it out.
 _SETTLE = f"""
 WITH fence AS MATERIALIZED ({FENCE})
-UPDATE agentloop_leases AS held SET attempts = CASE %(counted)s WHEN 'reset' THEN 0 WHEN 'back' THEN attempts - 1
-        ELSE attempts END,
+UPDATE agentloop_leases AS held SET attempts = coalesce(%(attempts)s::integer, attempts),
     due_at = CASE WHEN %(after)s::float8 IS NULL OR cancelled_at IS NOT NULL THEN NULL
         ELSE clock_timestamp() + %(after)s::float8 * interval '1 second' END,
     status = CASE WHEN cancelled_at IS NULL THEN coalesce(%(status)s, status) WHEN status = 'queued' THEN 'cancelled'
@@ -138,9 +143,6 @@ WHERE run_id = %(run_id)s AND served_as IS NOT NULL
 """
 _MORE_LOOKED_AT = 8
 """How many runs of each owner are looked at beyond the room there is: others may be taking the first ones."""
-
-Counted: TypeAlias = Literal["kept", "reset", "back"]
-"""The count of attempts stays, begins anew, or loses the one that was made."""
 
 
 class ServedRun(Value, frozen=True):
@@ -178,13 +180,14 @@ class Claimed(Value, frozen=True):
 class Settled(Value, frozen=True):
     """The place in the queue of a run that a worker has finished with.
 
-    `after` are the seconds after which a worker may take it again, None for never; `status` is what its row says from
-    then on, None for what the journal has written there.
+    `after` are the seconds after which a worker may take it again, None for never; `attempts` is how many count from
+    then on, None for as many as now; `status` is what its row says, None for what the journal has written there. It may
+    be written twice, where the first answer was lost.
     """
 
     after: float | None
-    counted: Counted = "reset"
-    status: Literal["queued", "dead"] | None = None
+    attempts: int | None = 0
+    status: StoredStatus | None = None
     trouble: str | None = None
 
 
@@ -227,7 +230,7 @@ def find_claimed(connection: Connection, holder: str) -> list[Sequence[Any]]:
 
 def settle(connection: Connection, lease: Lease, settled: Settled) -> None:
     """Write down what becomes of the run, if its lease is still held."""
-    given = {"after": settled.after, "counted": settled.counted, "status": settled.status, "trouble": settled.trouble}
+    given = {"after": settled.after, "attempts": settled.attempts, "status": settled.status, "trouble": settled.trouble}
     connection.execute(_SETTLE, {**lease.fence, **given})
 
 

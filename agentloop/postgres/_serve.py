@@ -182,6 +182,8 @@ class _ServedNow:
     scope: anyio.CancelScope
     stop: Callable[[], None] | None = None
     """Asks the run to end behind its turn; None until it has begun."""
+    is_asking: bool = False
+    """True while `options` is asked: its errors count, of any type."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -255,16 +257,14 @@ class _RunServer:
         due = queue.due_of(self.agents, self.passed_over)
         holder = self.store._new_holder()
         given = {**due, "room": room, "holder": holder, "seconds": self.seconds, **self.store._named}
-        sent = False
+        asked: list[float] = []
 
         def take(connection: Connection) -> tuple[list[str], list[Any], float]:
-            nonlocal sent
-            begun = read_clock()
-            if sent and (known := queue.find_claimed(connection, holder)):  # the first answer was lost
-                return [], known, begun - self.seconds
-            sent = True
+            asked.append(read_clock())
+            if len(asked) > 1 and (known := queue.find_claimed(connection, holder)):  # an earlier answer was lost
+                return [], known, asked[0]
             dead = queue.bury(connection, {**due, "most": self.attempts})
-            return dead, queue.claim(connection, given), begun
+            return dead, queue.claim(connection, given), asked[-1]
 
         with as_journal_error("the queue"):
             dead, rows, begun = await self.store.connections.run(take, again=True)
@@ -318,7 +318,11 @@ class _RunServer:
     def open_listener(self) -> Connection:
         """Return a connection that is notified. Blocks."""
         connection = self.store.connections.open()
-        connection.execute(f"LISTEN {queue.CHANNEL}")
+        try:
+            connection.execute(f"LISTEN {queue.CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     # ------------------------------------------------------------------------------------------ one run
@@ -326,20 +330,22 @@ class _RunServer:
     async def serve_one(self, live: _ServedNow, claimed: Claimed, taking: anyio.CancelScope) -> None:
         """Continue one run under its lease, and write down what becomes of it. No error leaves this."""
         run = claimed.run
-        settled = _GIVEN_BACK
+        settled, written = _GIVEN_BACK, False
         try:
             with live.scope:
                 async with self.store._hold(run.lease):
                     try:
                         settled = await self.attempt(live, claimed)
                     except anyio.get_cancelled_exc_class():
+                        with anyio.CancelScope(shield=True):  # bounded by the store's timeout
+                            settled = await self.judge_cut(run.lease)
                         raise
                     except BaseException as error:
-                        settled = self.judge(run, error)
+                        settled = self.judge(live, run, error)
                         raise
                     finally:
                         with anyio.CancelScope(shield=True):  # bounded by the store's timeout
-                            await self.settle(run.lease, settled)
+                            written = await self.settle(run.lease, settled)
         except anyio.get_cancelled_exc_class():
             raise
         except (JournalError, RunCancelled) as error:  # the lease is lost, or the journal can't be read
@@ -350,8 +356,9 @@ class _RunServer:
         finally:
             self.live.discard(live)
             self.worth_looking.set()
-        if settled.after == 0.0 and settled.status == "queued":  # others may take it: the lease is given back by now
-            await self.tell_others()
+        if written and settled.after == 0.0 and settled.status == "queued":  # its lease is given back by now
+            with anyio.CancelScope(shield=True):  # bounded by the store's timeout; a loop that ends tells them, too
+                await self.tell_others()
 
     async def attempt(self, live: _ServedNow, claimed: Claimed) -> Settled:
         """Begin or continue the run, and return what becomes of it.
@@ -364,16 +371,18 @@ class _RunServer:
             return await self.go_on(live, claimed)
         except Exception as error:
             logger.warning("run %r has failed in attempt %d: %s", run.run_id, run.attempt, error_summary(error))
-            return _OVER if _is_over(await self.open_journal(run.lease).read()) else self.judge(run, error)
+            return _find_end(await self.open_journal(run.lease).read()) or self.judge(live, run, error)
 
     async def go_on(self, live: _ServedNow, claimed: Claimed) -> Settled:
         """Do what `attempt` does; an error of the run, or of what it needs, is raised."""
         run, agent = claimed.run, self.agents[claimed.run.agent]
         journal = self.open_journal(run.lease)
         lines = await journal.read()
-        if _is_over(lines):  # the worker that ended it died before it had written so into the queue
-            return _OVER
+        if (end := _find_end(lines)) is not None:  # its worker died before it had written so into the queue
+            return end
+        live.is_asking = True
         options = {} if self.options is None else await resolve(self.options(run))
+        live.is_asking = False
         given: Any = await RunState.from_journal(agent, journal) if lines else claimed.read_input()
         if self.draining:
             return _GIVEN_BACK
@@ -390,25 +399,39 @@ class _RunServer:
             return _WAITS
         return _GIVEN_BACK if result.status == "cancelled" and self.draining else _OVER
 
-    def judge(self, run: ServedRun, error: BaseException) -> Settled:
+    def judge(self, live: _ServedNow, run: ServedRun, error: BaseException) -> Settled:
         """Return what becomes of a run that isn't over, and whose attempt has raised *error*."""
-        if isinstance(error, StateError | UserError):
+        if isinstance(error, StateError | UserError) and not live.is_asking:
             self.passed_over[run.run_id] = anyio.current_time() + _PASSED_OVER
-            return Settled(0.0, "back", "queued", error_summary(error))
+            return Settled(0.0, run.attempt - 1, "queued", error_summary(error))
         trouble = type(error).__name__
         if run.attempt >= self.attempts:
-            return Settled(None, "kept", "dead", trouble)
-        return Settled(min(self.poll * 2**run.attempt, _LONGEST_PAUSE), "kept", "queued", trouble)
+            return Settled(None, None, "dead", trouble)
+        return Settled(min(self.poll * 2**run.attempt, _LONGEST_PAUSE), None, "queued", trouble)
 
-    async def settle(self, lease: Lease, settled: Settled) -> None:
-        """Write down what becomes of the run, if its lease is held. Where that fails, the lease's end does the same."""
+    async def judge_cut(self, lease: Lease) -> Settled:
+        """Return what becomes of a run that was cancelled, which may have ended before the cancellation reached it."""
+        if lease.held and lease.cancelled is None:
+            try:
+                return _find_end(await self.open_journal(lease).read()) or _GIVEN_BACK
+            except JournalError as error:  # the next worker finds the end
+                logger.warning("run %r: its journal can't be read: %s", lease.run_id, error_summary(error))
+        return _GIVEN_BACK
+
+    async def settle(self, lease: Lease, settled: Settled) -> bool:
+        """Write down what becomes of the run, if its lease is held; tell whether that is done.
+
+        Where it fails, the lease's end does the same.
+        """
         if lease.held and lease.cancelled is None:
             try:
                 with as_journal_error("the queue"):
                     work = partial(queue.settle, lease=lease, settled=settled)
                     await self.store.connections.run(work, again=True, wait=lease.remaining)
+                return True
             except JournalError as error:
                 logger.warning("run %r: what has become of it isn't written: %s", lease.run_id, error_summary(error))
+        return False
 
     async def tell_others(self) -> None:
         """Notify the workers; they poll, too."""
@@ -419,10 +442,15 @@ class _RunServer:
             return
 
 
-def _is_over(lines: list[bytes]) -> bool:
-    """Tell whether the run of a journal has completed, or failed for good."""
+def _find_end(lines: list[bytes]) -> Settled | None:
+    """Return what becomes of a run that has completed, or failed for good; None if its journal has no such end.
+
+    The row may say something else: a worker that couldn't read the journal has given the run back.
+    """
     end = read_end(lines)
-    return end is not None and (end.status == "completed" or (end.status == "failed" and not end.resumable))
+    if end is None or not (end.status == "completed" or (end.status == "failed" and not end.resumable)):
+        return None
+    return Settled(None, status=end.status)
 
 
 async def _stop_at(

@@ -19,8 +19,8 @@ from kit.ending import Rendezvous
 from postgres_store import served_worker
 from postgres_store.server import Server
 
-from agentloop import Agent, RunHooks, RunState, ToolContext, tool
-from agentloop.exceptions import AgentLoopError, UserError, UserTypeError, UserValueError
+from agentloop import Agent, RunConfig, RunHooks, RunState, ToolContext, ToolExecution, tool
+from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import UserMessage
 from agentloop.postgres import PostgresJournal, PostgresStore, ServedRun, StoredRun, serve
 from agentloop.postgres import _queue as queue
@@ -278,10 +278,14 @@ async def test_a_run_that_fails_for_good_leaves_the_queue(store: PostgresStore) 
         await until(store, "run", lambda row: row.status == "completed" and row.held_until is None)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, UserError, StateError])
 async def test_a_run_that_nobody_can_bring_further_is_dead(
-    store: PostgresStore, caplog: pytest.LogCaptureFixture
+    store: PostgresStore, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """After so many attempts in a row. It is listed, the loop goes on, and a retry gives it as many again."""
+    """After so many attempts in a row. It is listed, the loop goes on, and a retry gives it as many again.
+
+    The errors of `options` count, of any type: those of a session that it reads are no mismatch of a deploy.
+    """
     attempts: list[int] = []
     fails = True
 
@@ -289,13 +293,13 @@ async def test_a_run_that_nobody_can_bring_further_is_dead(
         if run.run_id == "poison":
             attempts.append(run.attempt)
             if fails:
-                raise RuntimeError("no options for it")
+                raise error("no options for it")
         return {}
 
     async with serving(store, worker_of(say("done")), options=options, attempts=2, poll=0.01):
         await store.submit("poison", "clerk", "go")
         row = await until(store, "poison", lambda row: row.status == "dead" and row.held_until is None)
-        assert (row.trouble, row.attempts, row.due_at) == ("RuntimeError", 2, None)
+        assert (row.trouble, row.attempts, row.due_at) == (error.__name__, 2, None)
         await store.submit("good", "clerk", "go")
         await until(store, "good", lambda row: row.status == "completed")
         assert [one.run_id for one in await store.runs(status="dead")] == ["poison"]
@@ -304,7 +308,7 @@ async def test_a_run_that_nobody_can_bring_further_is_dead(
         await store.retry("poison")
         await until(store, "poison", lambda row: row.status == "completed")
     assert attempts == [1, 2, 1]
-    assert "run 'poison' has failed in attempt 1: RuntimeError(no options for it)" in caplog.messages
+    assert f"run 'poison' has failed in attempt 1: {error.__name__}(no options for it)" in caplog.messages
 
 
 async def test_a_run_whose_workers_die_is_dead(store: PostgresStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -367,15 +371,22 @@ async def test_a_worker_takes_the_runs_of_its_agents_only(store: PostgresStore) 
     assert (await found(store, "other")).status == "queued"
 
 
-async def test_a_run_that_ended_without_a_word_to_the_queue_is_not_run_again(store: PostgresStore) -> None:
-    """Its worker died between the end of the run and the queue's row."""
+@pytest.mark.parametrize(("status", "attempts"), [("completed", 1), ("completed", 5), ("queued", 1)])
+async def test_a_run_that_ended_without_a_word_to_the_queue_is_not_run_again(
+    store: PostgresStore, status: str, attempts: int
+) -> None:
+    """Its worker died between the end of the run and the queue's row, or couldn't read the end and gave it back.
+
+    The row says how it has ended, also if no attempt is left.
+    """
     ends = Ends(1)
     async with serving(store, worker_of(say("done")), options=lambda run: {"hooks": ends}):
         await store.submit("run", "clerk", "go")
-        await until(store, "run", lambda row: row.status == "completed" and row.due_at is None)
-        due = "UPDATE agentloop_leases SET due_at = clock_timestamp(), attempts = 1"
-        await store.connections.run(lambda db: db.execute(due))
-        await until(store, "run", lambda row: row.due_at is None)
+        await until(store, "run", lambda row: row.due_at is None and row.held_until is None)
+        due = "UPDATE agentloop_leases SET due_at = clock_timestamp(), attempts = %s, status = %s"
+        await store.connections.run(lambda db: db.execute(due, (attempts, status)))
+        row = await until(store, "run", lambda row: row.due_at is None)
+        assert (row.status, row.attempts) == ("completed", 0)
     assert ends.left == 0
 
 
@@ -420,6 +431,24 @@ async def test_the_run_of_a_worker_that_died_after_its_cancellation_is_cancelled
         assert (await found(store, "run")).status == "cancelled"
 
 
+async def test_a_row_that_another_client_has_locked_holds_no_worker_up(store: PostgresStore, conninfo: str) -> None:
+    """Here that of a cancelled run, whose worker has died: it is noted later."""
+    import psycopg
+
+    await store.submit("locked", "clerk", "go")
+    given = {"room": 1, "holder": "w", "seconds": 60.0, "worker": "w", "application": None}
+    await store.connections.run(lambda db: queue.claim(db, {**queue.due_of(["clerk"], []), **given}))
+    await store.cancel("locked")
+    await store.connections.run(lambda db: db.execute("UPDATE agentloop_leases SET ends_at = clock_timestamp()"))
+    await store.submit("free", "clerk", "go")
+    with psycopg.connect(conninfo) as desk:
+        desk.execute("SELECT 1 FROM agentloop_leases WHERE run_id = 'locked' FOR UPDATE")
+        async with serving(store, worker_of(say("done"))):
+            await until(store, "free", lambda row: row.status == "completed")
+    async with serving(store, worker_of(say("done"))):
+        assert (await found(store, "locked")).status == "cancelled"
+
+
 @contextmanager
 def stopped(server: Server) -> Iterator[None]:
     """Stop the server for a block."""
@@ -447,7 +476,10 @@ async def test_a_database_that_restarts_is_waited_for(
 async def test_runs_whose_taking_was_not_answered_are_found(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is lost behind the statement that took them: the same worker asks again, and has them."""
+    """The connection is lost behind the statement that took them: the same worker asks again, and has them.
+
+    That is their first attempt.
+    """
     import psycopg
 
     await store.submit("run", "clerk", "go")
@@ -461,10 +493,58 @@ async def test_runs_whose_taking_was_not_answered_are_found(
             raise psycopg.OperationalError("the answer was lost")
         return found
 
+    attempts: list[int] = []
+
+    def options(run: ServedRun) -> dict[str, Any]:
+        attempts.append(run.attempt)
+        return {}
+
     monkeypatch.setattr(queue, "claim", lose)
-    async with serving(store, worker_of(say("done"))):
-        await until(store, "run", lambda row: row.status == "completed")
+    async with serving(store, worker_of(say("done")), options=options, attempts=1):
+        await until(store, "run", lambda row: row.status in ("completed", "dead"))
     assert len(lost) == 1
+    assert attempts == [1]
+
+
+async def test_an_attempt_is_given_back_once(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the statement is sent again, since its answer was lost."""
+    import psycopg
+
+    settle, lost = queue.settle, []
+
+    def lose(connection: Any, **given: Any) -> None:
+        settle(connection, **given)
+        if not lost:
+            lost.append(given)
+            connection.close()
+            raise psycopg.OperationalError("the answer was lost")
+
+    monkeypatch.setattr(queue, "settle", lose)
+    await store.submit("run", "clerk", "go")
+    async with serving(store, worker_of(say("done")), options=lambda run: {"max_turns": 0}):
+        row = await until(store, "run", lambda row: row.trouble is not None and row.held_until is None)
+    assert (row.status, row.attempts, len(lost)) == ("queued", 0, 1)
+
+
+async def test_a_listener_that_can_not_listen_is_closed(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened again, and the loop polls meanwhile."""
+    opened: list[Any] = []
+    open_one = store.connections.open
+
+    def remember() -> Any:
+        opened.append(open_one())
+        return opened[-1]
+
+    monkeypatch.setattr(store.connections, "open", remember)
+    monkeypatch.setattr(queue, "CHANNEL", "no channel")
+    async with serving(store, worker_of(say("done"))):
+        await store.submit("run", "clerk", "go")
+        await until(store, "run", lambda row: row.status == "completed")
+        with anyio.fail_after(60):
+            while len(opened) < 2:  # noqa: ASYNC110 - opened in a thread
+                await anyio.sleep(0.02)
+        assert opened[0].closed
+    assert all(connection.closed for connection in opened)
 
 
 async def test_an_error_that_is_no_exception_ends_the_loop(store: PostgresStore) -> None:
@@ -620,6 +700,87 @@ async def test_a_loop_ends_though_it_can_not_tell_the_others(
         await asked.wait()
         group.cancel_scope.cancel()
     assert (await found(store, "run")).status == "queued"
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+async def test_a_run_that_is_over_when_the_grace_is_over_is_over(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """The cancellation comes behind the end of the run: the row says the end, and no worker takes the run again."""
+    ended = anyio.Event()
+    append = PostgresJournal.append
+
+    async def append_and_wait(journal: PostgresJournal, records: Any) -> None:
+        await append(journal, records)
+        if any(b'"run_ended"' in record for record in records):
+            ended.set()
+            await anyio.sleep_forever()
+
+    def answer(request: Any) -> Any:
+        if status == "failed":
+            raise RuntimeError("the model's own error")
+        return say("done")
+
+    monkeypatch.setattr(PostgresJournal, "append", append_and_wait)
+    await store.submit("run", "clerk", "go")
+    given = {"run_config": RunConfig(tool_execution=ToolExecution(cleanup_grace=0.05))}
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(serve, store, worker_of(answer), grace=0.0, options=lambda run: given))
+        await ended.wait()
+        group.cancel_scope.cancel()
+    row = await found(store, "run")
+    assert (row.status, row.due_at, row.attempts, row.held_until) == (status, None, 0, None)
+
+
+async def test_a_cut_run_whose_journal_can_not_be_read_is_given_back(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another worker reads it."""
+    begun = anyio.Event()
+
+    async def options(run: ServedRun) -> dict[str, Any]:
+        begun.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def fail(journal: PostgresJournal) -> list[bytes]:
+        raise JournalError("away")
+
+    await store.submit("run", "clerk", "go")
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(serve, store, worker_of(say("done")), grace=0.0, options=options))
+        await begun.wait()
+        monkeypatch.setattr(PostgresJournal, "read", fail)
+        group.cancel_scope.cancel()
+    row = await found(store, "run")
+    assert (row.status, row.attempts, row.held_until) == ("queued", 0, None)
+    assert row.due_at is not None
+    assert "run 'run': its journal can't be read: JournalError(away)" in caplog.messages
+
+
+async def test_others_are_told_of_what_a_cancelled_loop_gives_back(
+    store: PostgresStore, drained: anyio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its lease is given back, so that a worker that looks at once can take it."""
+    asked = anyio.Event()
+    seen: list[bool] = []
+
+    async def options(run: ServedRun) -> dict[str, Any]:
+        asked.set()
+        await drained.wait()
+        return {}
+
+    def look(connection: Any) -> None:
+        free = "SELECT ends_at IS NULL AND due_at <= clock_timestamp() FROM agentloop_leases WHERE run_id = 'run'"
+        seen.append(connection.execute(free).fetchone()[0])
+
+    await store.submit("run", "clerk", "go")
+    monkeypatch.setattr(queue, "notify", look)
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(serve, store, worker_of(say("done")), options=options))
+        await asked.wait()
+        group.cancel_scope.cancel()
+    assert seen == [True]
 
 
 async def test_a_cancelled_loop_lets_the_turns_end(store: PostgresStore, drained: anyio.Event) -> None:
