@@ -206,6 +206,11 @@ class RunState:
         return self._fold.started is not None and self.status != "completed" and self._find_end("") != ""
 
     @property
+    def _is_over(self) -> bool:
+        """True if the run has completed, or failed for good."""
+        return self.status == "completed" or self._has_failed
+
+    @property
     def input(self) -> tuple[Item, ...]:
         """The items that the run began with; empty if it has not started. Later input (`add_input`) is not in it."""
         return self._fold.input

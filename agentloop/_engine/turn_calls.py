@@ -136,7 +136,7 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
 
 def _only_waits(plan: Plan) -> bool:
     """Tell whether *plan* has calls, and all of them wait for verdicts or answers."""
-    return bool(plan) and len([entry for entry in plan if isinstance(entry.disposition, AwaitVerdict)]) == len(plan)
+    return bool(plan) and all(isinstance(entry.disposition, AwaitVerdict) for entry in plan)
 
 
 def note_late_calls(run: LiveRun) -> bool:

@@ -249,7 +249,7 @@ async def _check(name: str, source: Any, options: _Options) -> UpgradeRow | None
     try:
         state = await _read_state(source, options)
         row = attrs.evolve(row, records=len(state.records), status=state.status)
-        if state.status == "completed" or state._has_failed:
+        if state._is_over:
             return None
         waiting = tuple(f"{one.call.name} ({one.call.call_id}) of agent {one.agent!r}" for one in state.interruptions)
         row = attrs.evolve(row, waiting=waiting)

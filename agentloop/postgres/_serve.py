@@ -377,13 +377,14 @@ class _RunServer:
         """Do what `attempt` does; an error of the run, or of what it needs, is raised."""
         run, agent = claimed.run, self.agents[claimed.run.agent]
         journal = self.open_journal(run.lease)
-        lines = await journal.read()
-        if (end := _find_end(lines)) is not None:  # its worker died before it had written so into the queue
-            return end
+        state = await RunState._find_in(agent, journal)
+        if state is not None and state._is_over:
+            # Its worker died before it had written so into the queue.
+            return Settled(None, status=state.status)
         live.is_asking = True
         options = {} if self.options is None else await resolve(self.options(run))
         live.is_asking = False
-        given: Any = await RunState.from_journal(agent, journal) if lines else claimed.read_input()
+        given: Any = claimed.read_input() if state is None else state
         if self.draining:
             return _GIVEN_BACK
         stream = Runner.run_streamed(agent, given, journal=journal, **options)
