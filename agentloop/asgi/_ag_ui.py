@@ -17,8 +17,6 @@ such calls waits the outcome is `success`, as clients that run tools expect; oth
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,7 @@ from agentloop._common.web_names import ANY
 from agentloop._schema.json_check import leave_out
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
-from agentloop.asgi._deltas import DeltaJoiner
+from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
 from agentloop.asgi._writer import replace_surrogates
@@ -71,9 +69,6 @@ _VERDICT: dict[str, Any] = {
 }
 _GIVEN_UP = "The user gave no answer."
 _NO_OUTPUT = "The user's page gave no output."
-_IMAGES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
-_OURS = "agentloop"
-"""The key of what the library has put into the metadata of a call."""
 
 
 class AGUIForm:
@@ -114,7 +109,7 @@ class AGUIForm:
                 yield ui.ToolCallStartEvent(
                     tool_call_id=call.call_id, tool_call_name=call.name, parent_message_id=self._parent
                 )
-                if arguments := _text(to_json(call).get("arguments", "")):
+                if arguments := as_text(to_json(call).get("arguments", "")):
                     yield ui.ToolCallArgsEvent(tool_call_id=call.call_id, delta=arguments)
                 self._unended.add(call.call_id)
                 if call.name not in self._front_end:
@@ -123,7 +118,7 @@ class AGUIForm:
                 yield from self._end_call(output.call_id)
                 if output.call_id in self._answered:
                     return  # the client has the output, which it has sent
-                content = _text(to_json(output)["output"])
+                content = as_text(to_json(output)["output"])
                 yield ui.ToolCallResultEvent(message_id=new_name(), tool_call_id=output.call_id, content=content)
             case ev.AgentUpdated() | ev.CallProgress() | ev.CustomEvent() | ev.UsageNote():
                 data = to_json(event)
@@ -183,9 +178,9 @@ class AGUIForm:
         interrupts = []
         for position, asked in enumerate(interruptions):
             if _is_of_client(asked, self._front_end):
-                events += self._hand_over(asked.call, {_OURS: {"handle": handle}})
+                events += self._hand_over(asked.call, {OURS: {"handle": handle}})
             else:
-                interrupts.append(_interrupt(f"{handle or ''}.{position}", asked))
+                interrupts.append(_interrupt(name_call(handle, position), asked))
         outcome = (
             ui.RunFinishedInterruptOutcome(interrupts=interrupts) if interrupts else ui.RunFinishedSuccessOutcome()
         )
@@ -230,11 +225,6 @@ def _encode(event: ui.BaseEvent) -> bytes:
         return event.model_dump_json(by_alias=True).encode()
     except ValueError:  # half a character, in a tool's output
         return msgspec.json.encode(replace_surrogates(event.model_dump(by_alias=True)))
-
-
-def _text(value: Any) -> str:
-    """Return a value of JSON as a text; what is secret in it is hidden already."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @attrs.frozen
@@ -325,11 +315,10 @@ def read_input(body: bytes, client_tools: Collection[str]) -> AGUIInput:
     outputs, handles = _find_outputs(asked.messages) if front_end else ({}, set())
     answers = []
     for entry in asked.resume or ():
-        handle, _, position = entry.interrupt_id.rpartition(".")
-        if not (position.isascii() and position.isdigit() and len(position) < 6):
+        if (named := read_name(entry.interrupt_id)) is None:
             raise HTTPRefusal(400, "An interrupt is answered that is none of this server.")
-        handles.add(handle)
-        answers.append((int(position), entry.status == "resolved", entry.payload))
+        handles.add(named[0])
+        answers.append((named[1], entry.status == "resolved", entry.payload))
     if len(handles) > 1:
         raise HTTPRefusal(400, "The answers are to calls of several runs.")
     return AGUIInput(
@@ -391,7 +380,7 @@ def _find_outputs(messages: Sequence[Any]) -> tuple[dict[str, ui.ToolMessage], s
 
 def _find_handle(metadata: Mapping[str, Any] | None) -> str | None:
     """Return the handle that `AGUIForm.pause` has put into the metadata of a call; None if there is none."""
-    ours = (metadata or {}).get(_OURS)
+    ours = (metadata or {}).get(OURS)
     handle = ours.get("handle") if isinstance(ours, dict) else None
     return handle if isinstance(handle, str) else None
 
@@ -419,8 +408,7 @@ def _read_content(content: Any) -> str | list[Part]:
     """Return the content of a user's message: text, or text and images that it carries.
 
     Raises:
-        HTTPRefusal: it has something else (400): a file of the provider might be another user's, and an address would
-            be fetched by the provider.
+        HTTPRefusal: it has something else (400).
     """
     if isinstance(content, str) or all(part.type == "text" for part in content):
         return _read_text(content)
@@ -428,13 +416,8 @@ def _read_content(content: Any) -> str | list[Part]:
 
 
 def _read_image(part: Any) -> Image:
-    if part.type != "image" or part.source.type != "data" or part.source.mime_type not in _IMAGES:
-        raise HTTPRefusal(400, f"Only text can be sent, and images by their data: {', '.join(sorted(_IMAGES))}.")
-    try:
-        base64.b64decode(part.source.value, validate=True)
-    except ValueError:
-        raise HTTPRefusal(400, "The data of an image is no base64.") from None
-    return Image(data=part.source.value, media_type=part.source.mime_type)
+    is_by_data = part.type == "image" and part.source.type == "data"
+    return read_image(part.source.mime_type, part.source.value) if is_by_data else read_image("", "")
 
 
 def _read_text(content: Any) -> str:

@@ -434,7 +434,7 @@ class Handlers:
                 await self._keep_again(body.handle, text, refusal_for(error))
         await answer_json(client.send, 202, {"run": run, "id": given or body.id, **handle})
 
-    # -- another protocol
+    # -- other protocols
 
     async def speak_ag_ui(self, client: Exchange) -> None:
         """Begin or resume a run, and stream it in the Agent-User Interaction Protocol."""
@@ -442,8 +442,7 @@ class Handlers:
 
         body = check_json(client.scope, await read_body(client.scope, client.receive, self.limits))
         asked = read_input(body, self.client_tools)
-        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
-        grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=asked.thread_id))
+        grant = await self._let_in_to_speak(asked, asked.thread_id, client)
         grant = attrs.evolve(grant, options=asked.offer_tools(grant.options))
         await self._speak(asked, AGUIForm(asked), grant, client)
 
@@ -453,9 +452,12 @@ class Handlers:
 
         body = await client.read(self.limits, UI_MESSAGES)
         asked = read_ui_messages(body)
-        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
-        grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=body.id))
+        grant = await self._let_in_to_speak(asked, body.id, client)
         await self._speak(asked, UIMessageForm(asked), grant, client)
+
+    async def _let_in_to_speak(self, asked: _Asked, conversation: str | None, client: Exchange) -> Grant:
+        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
+        return await self._let_in(WebRequest(action=action, scope=client.scope, conversation=conversation))
 
     async def _speak(self, asked: _Asked, form: StreamForm, grant: Grant, client: Exchange) -> None:
         if asked.handle is None:

@@ -14,7 +14,6 @@ left out. A call that has no output is left out, too.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -25,10 +24,10 @@ import msgspec
 from agentloop import events as ev
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
-from agentloop.asgi._deltas import DeltaJoiner
+from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
 from agentloop.asgi._http import Headers, HTTPRefusal
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
-from agentloop.asgi._writer import replace_surrogates
+from agentloop.asgi._writer import encode_public
 from agentloop.items import (
     AssistantMessage,
     CallToAnswer,
@@ -49,11 +48,7 @@ if TYPE_CHECKING:
     from agentloop.state import RunState
 
 _Chunk: TypeAlias = dict[str, Any]
-_IMAGES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
-_OURS = "agentloop"
-"""The key of what the library has put into the metadata of a call."""
 _DONE = b"data: [DONE]\n\n"
-_MOST_DIGITS = 5
 
 
 class UIMessageForm:
@@ -142,8 +137,7 @@ class UIMessageForm:
         if output.call_id in self._rejected:
             return {"type": "tool-output-denied", "toolCallId": output.call_id}
         if isinstance(output, ToolOutput) and output.is_error:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return {"type": "tool-output-error", "toolCallId": output.call_id, "errorText": text}
+            return {"type": "tool-output-error", "toolCallId": output.call_id, "errorText": as_text(value)}
         return {"type": "tool-output-available", "toolCallId": output.call_id, "output": value}
 
     def _end_reasoning(self) -> Iterable[_Chunk]:
@@ -170,11 +164,11 @@ class UIMessageForm:
         for position, asked in enumerate(interruptions):
             shown = _id_of(asked.path, asked.call)
             if isinstance(asked, CallToAnswer):
-                place = {_OURS: {"handle": handle, "position": position}}
+                place = {OURS: {"handle": handle, "position": position}}
                 chunks += self._show(asked.call, asked.path, providerMetadata=place)
             else:
                 chunks += () if shown in self._known else self._show(asked.call, asked.path)
-                approval = f"{handle or ''}.{position}"
+                approval = name_call(handle, position)
                 chunks.append({"type": "tool-approval-request", "approvalId": approval, "toolCallId": shown})
         return _format([*chunks, *self._end_step(), {"type": "finish", "finishReason": "tool-calls"}]) + _DONE
 
@@ -208,14 +202,7 @@ def _read_arguments(call: Mapping[str, Any]) -> Any:
 
 
 def _format(chunks: Iterable[_Chunk]) -> bytes:
-    return b"".join(b"data: %b\n\n" % _encode(chunk) for chunk in chunks)
-
-
-def _encode(chunk: _Chunk) -> bytes:
-    try:
-        return msgspec.json.encode(chunk)
-    except UnicodeEncodeError:  # half a character, in a tool's output
-        return msgspec.json.encode(replace_surrogates(chunk))
+    return b"".join(b"data: %b\n\n" % encode_public(chunk) for chunk in chunks)
 
 
 # ------------------------------------------------------------------------------------------------ requests
@@ -334,16 +321,17 @@ def _find_answers(parts: Iterable[_UIPart]) -> list[tuple[str, int, _UIPart]]:
     """
     found = []
     for part in parts:
-        ours = part.call_provider_metadata.get(_OURS) if isinstance(part.call_provider_metadata, dict) else None
+        ours = part.call_provider_metadata.get(OURS) if isinstance(part.call_provider_metadata, dict) else None
         if part.state == "approval-responded" and part.approval is not None:
-            handle, _, position = part.approval.id.rpartition(".")
-            if not (handle and position.isascii() and position.isdigit() and len(position) <= _MOST_DIGITS):
+            named = read_name(part.approval.id)
+            if named is None or not named[0]:
                 raise HTTPRefusal(400, "A verdict is given on a call that is none of this server.")
-            found.append((handle, int(position), part))
+            found.append((*named, part))
         elif part.state in ("output-available", "output-error") and isinstance(ours, dict):
             kept, place = ours.get("handle"), ours.get("position")
-            if isinstance(kept, str) and type(place) is int and 0 <= place < 10**_MOST_DIGITS:
-                found.append((kept, place, part))
+            named = read_name(name_call(kept, place)) if isinstance(kept, str) and type(place) is int else None
+            if named is not None:
+                found.append((*named, part))
     return found
 
 
@@ -373,9 +361,7 @@ def _read_messages(messages: Iterable[_UIMessage]) -> tuple[Item, ...]:
 def _read_output(part: _UIPart) -> ToolOutput | None:
     match part.state:
         case "output-available":
-            value = part.output
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return ToolOutput(part.tool_call_id, text)
+            return ToolOutput(part.tool_call_id, as_text(part.output))
         case "output-error":
             return ToolOutput(part.tool_call_id, part.error_text, is_error=True)
         case "output-denied":
@@ -401,10 +387,4 @@ def _read_part(part: _UIPart) -> Text | Image:
     if part.type == "text":
         return Text(part.text)
     head, _, data = part.url.partition(",")
-    if part.media_type not in _IMAGES or head != f"data:{part.media_type};base64":
-        raise HTTPRefusal(400, f"Only text can be sent, and images by their data: {', '.join(sorted(_IMAGES))}.")
-    try:
-        base64.b64decode(data, validate=True)
-    except ValueError:
-        raise HTTPRefusal(400, "The data of an image is no base64.") from None
-    return Image(data=data, media_type=part.media_type)
+    return read_image(part.media_type if head == f"data:{part.media_type};base64" else "", data)

@@ -42,12 +42,17 @@ _SILENCE = object()
 
 def format_frame(data: Mapping[str, Any], number: str | None = None) -> bytes:
     """Return *data* as one server-sent event of the kind `data["type"]`, with the id *number*."""
-    try:
-        text = msgspec.json.encode(data)
-    except UnicodeEncodeError:  # half a character at the end of a delta
-        text = msgspec.json.encode(replace_surrogates(data))
+    text = encode_public(data)
     head = b"event: %b\n" % data["type"].encode()
     return (head if number is None else b"%bid: %b\n" % (head, number.encode())) + b"data: %b\n\n" % text
+
+
+def encode_public(data: Mapping[str, Any]) -> bytes:
+    """Return *data* as JSON, with `?` for each half of a character, as at the end of a delta."""
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(replace_surrogates(data))
 
 
 def replace_surrogates(value: Any) -> Any:
