@@ -56,6 +56,8 @@ def check_memory_change(changes: Mapping[str, str | None], expect: Mapping[str, 
         if not are_names(path.split("/")):
             raise UserValueError(f"changes: {path[:_QUOTED]!r}: expected {EXPECTED}, with / between them")
     new = {path for path, text in changes.items() if text is not None and path not in expect}
+    if not new:
+        return  # what was there can stay together
     places: dict[str, str] = {}
     for path in [*(path for path in expect if changes.get(path, "") is not None), *sorted(new)]:
         for place in _places(path):
