@@ -655,10 +655,8 @@ async def drained(monkeypatch: pytest.MonkeyPatch, anyio_backend: Any) -> anyio.
     return event
 
 
-async def test_a_run_that_has_not_begun_when_the_loop_ends_is_given_back(
-    store: PostgresStore, drained: anyio.Event
-) -> None:
-    """It is due for others, and nothing is written to its journal."""
+async def drain_before_it_begins(store: PostgresStore, drained: anyio.Event) -> None:
+    """Let a loop take a run, and cancel it before the run begins."""
     asked = anyio.Event()
 
     async def options(run: ServedRun) -> dict[str, Any]:
@@ -666,11 +664,18 @@ async def test_a_run_that_has_not_begun_when_the_loop_ends_is_given_back(
         await drained.wait()
         return {}
 
-    await store.submit("run", "clerk", "go")
     async with anyio.create_task_group() as group:
         group.start_soon(partial(serve, store, worker_of(say("done")), options=options))
         await asked.wait()
         group.cancel_scope.cancel()
+
+
+async def test_a_run_that_has_not_begun_when_the_loop_ends_is_given_back(
+    store: PostgresStore, drained: anyio.Event
+) -> None:
+    """It is due for others, and nothing is written to its journal."""
+    await store.submit("run", "clerk", "go")
+    await drain_before_it_begins(store, drained)
     row = await found(store, "run")
     assert (row.status, row.attempts, row.held_until) == ("queued", 0, None)
     assert row.due_at is not None
@@ -683,22 +688,12 @@ async def test_a_loop_ends_though_it_can_not_tell_the_others(
     """They poll, too."""
     import psycopg
 
-    asked = anyio.Event()
-
-    async def options(run: ServedRun) -> dict[str, Any]:
-        asked.set()
-        await drained.wait()
-        return {}
-
     def fail(connection: Any) -> None:
         raise psycopg.OperationalError("away")
 
     await store.submit("run", "clerk", "go")
     monkeypatch.setattr(queue, "notify", fail)
-    async with anyio.create_task_group() as group:
-        group.start_soon(partial(serve, store, worker_of(say("done")), options=options))
-        await asked.wait()
-        group.cancel_scope.cancel()
+    await drain_before_it_begins(store, drained)
     assert (await found(store, "run")).status == "queued"
 
 
@@ -762,13 +757,7 @@ async def test_others_are_told_of_what_a_cancelled_loop_gives_back(
     store: PostgresStore, drained: anyio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When its lease is given back, so that a worker that looks at once can take it."""
-    asked = anyio.Event()
     seen: list[bool] = []
-
-    async def options(run: ServedRun) -> dict[str, Any]:
-        asked.set()
-        await drained.wait()
-        return {}
 
     def look(connection: Any) -> None:
         free = "SELECT ends_at IS NULL AND due_at <= clock_timestamp() FROM agentloop_leases WHERE run_id = 'run'"
@@ -776,10 +765,7 @@ async def test_others_are_told_of_what_a_cancelled_loop_gives_back(
 
     await store.submit("run", "clerk", "go")
     monkeypatch.setattr(queue, "notify", look)
-    async with anyio.create_task_group() as group:
-        group.start_soon(partial(serve, store, worker_of(say("done")), options=options))
-        await asked.wait()
-        group.cancel_scope.cancel()
+    await drain_before_it_begins(store, drained)
     assert seen == [True]
 
 
