@@ -32,7 +32,7 @@ STATUSES: tuple[StoredStatus, ...] = (
     *("queued", "running", "interrupted", "completed", "failed", "cancelled", "stopped", "dead"),
 )
 _TAKES: dict[str, set[str]] = {
-    "list": {"run_ids", "statuses", "agent", "older_than", "limit", "as_json", "key_file"},
+    "list": {"run_ids", "statuses", "agent", "older_than", "limit", "after", "as_json", "key_file"},
     "health": {"as_json"},
     "cancel": {"run_ids", "by"},
     "retry": {"run_ids", "key_file"},
@@ -67,6 +67,7 @@ class _Command:
     agent: str | None
     older_than: float | None
     limit: int | None
+    after: str | None
     as_json: bool
     by: str | None
     key: bytes | None = attrs.field(repr=False)
@@ -78,11 +79,7 @@ class _Command:
                 asked = [await store.find(run_id) for run_id in dict.fromkeys(self.runs)]
                 self.show_chosen([run for run in asked if run is not None])
             case "list":
-                self.show(
-                    await store.runs(
-                        status=self.statuses or None, agent=self.agent, older_than=self.older_than, limit=self.limit
-                    )
-                )
+                await self._show_page(store)
             case "health":
                 return await self._show_health(store)
             case "migrate":
@@ -96,6 +93,18 @@ class _Command:
                 for run_id in self.runs:
                     click.echo(f"{exact(run_id)} {await self._change(store, action, run_id)}")
         return errors.OK
+
+    async def _show_page(self, store: PostgresStore) -> None:
+        found = await store.runs(
+            status=self.statuses or None,
+            agent=self.agent,
+            older_than=self.older_than,
+            limit=self.limit,
+            after=self.after,
+        )
+        self.show(found)
+        if found and len(found) == self.limit:
+            click.echo(f"For the next ones: --after {exact(found[-1].cursor)}", err=True)
 
     async def _change(self, store: PostgresStore, action: str, run_id: str) -> str:
         """Do *action* with one run, and return what has become of it."""
@@ -212,6 +221,7 @@ def _format_run(run: StoredRun) -> str:
     "--older-than", metavar="AGE", callback=_read_age, help="Only runs that have their status for longer: 12h, 30d."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="The most runs to list.")
+@click.option("--after", metavar="CURSOR", help="The next runs of a database after --limit, which names the cursor.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @click.option("--by", metavar="NAME", help="Who cancels.")
 @click.option("--key-file", type=click.File("rb"), help="File with the key that the journals are sealed with.")
@@ -265,6 +275,8 @@ def _check_use(place: Path | str, action: str, command: _Command) -> None:
             raise UserError(f"{place}: {what}")
     assert isinstance(place, Path) or is_address(place)
     _check_taken(action, command)
+    if command.after is not None and (command.runs or isinstance(place, Path)):
+        raise click.UsageError("--after is for a database, without RUN.")
     if action in ("cancel", "retry") and not command.runs:
         raise click.UsageError(f"{action} needs the RUNs.")
     if action == "delete" and not command.runs and command.older_than is None:

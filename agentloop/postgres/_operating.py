@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from agentloop.exceptions import StateError
 from agentloop.journal._envelope import Seal, record_of, write_end
@@ -17,7 +17,7 @@ from agentloop.journal._rows import scan_rows
 from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connection
 from agentloop.postgres._lease import LeaseHeld
-from agentloop.postgres._run_rows import RowSummary, StoredRun, read_end, read_times, run_of
+from agentloop.postgres._run_rows import RowSummary, StoredRun, StoredStatus, read_end, read_times, run_of
 
 _FREE = "(ends_at IS NULL OR ends_at <= clock_timestamp())"
 _LIST = """
@@ -25,8 +25,15 @@ SELECT run_id, status, agent, extract(epoch FROM since)::float8, extract(epoch F
     worker, application, CASE WHEN ends_at > now() THEN extract(epoch FROM ends_at)::float8 END,
     cancelled_by, cancelled_at IS NOT NULL, owner, priority, coalesce(attempts, 0),
     extract(epoch FROM due_at)::float8, trouble
-FROM agentloop_leases WHERE {conditions} ORDER BY since, run_id LIMIT %(limit)s
+FROM {rows} WHERE {conditions} ORDER BY since, run_id LIMIT %(limit)s
 """
+# The first rows of each status, which the index of status and time has in order: a page reads its own rows only.
+_PAGE = """(
+    SELECT chosen.* FROM unnest(%(statuses)s::text[]) AS asked (status) CROSS JOIN LATERAL (
+        SELECT * FROM agentloop_leases WHERE agentloop_leases.status = asked.status AND {conditions}
+        ORDER BY since, run_id LIMIT %(limit)s
+    ) AS chosen
+) AS page"""
 # Only those that are asked for, so that the index of status and time finds the rows, and in their order.
 _CONDITIONS = {
     "statuses": "status = ANY (%(statuses)s)",
@@ -35,6 +42,7 @@ _CONDITIONS = {
     "seconds": "since < now() - %(seconds)s * interval '1 second'",
     "run_id": "run_id = %(run_id)s",
     "waiting": "waiting IS NOT NULL",
+    "after": "(since, run_id) > (to_timestamp(%(after)s), %(after_id)s)",
 }
 _OPEN = """
 SELECT status, count(*), extract(epoch FROM clock_timestamp() - min(since))::float8,
@@ -101,11 +109,17 @@ ORDER BY held.run_id
 def select_runs(connection: Connection, limit: int | None, **chosen: Any) -> list[StoredRun]:
     """Return the runs that *chosen* chooses by names of `_CONDITIONS`, the one that came to its status first in front.
 
-    A value of None chooses nothing.
+    A value of None chooses nothing. `after` is a pair, of the `since` and the id of the run that is before them.
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     conditions = " AND ".join(["status IS NOT NULL", *(_CONDITIONS[name] for name in given)])
-    asked = _LIST.format(conditions=conditions)
+    if "after" in given:
+        given["after"], given["after_id"] = given["after"]
+    if limit is None or "status" in given:
+        asked = _LIST.format(rows="agentloop_leases", conditions=conditions)
+    else:
+        given.setdefault("statuses", list(get_args(StoredStatus)))
+        asked = _LIST.format(rows=_PAGE.format(conditions=conditions), conditions="true")
     found = connection.execute(asked, {**given, "limit": limit}, binary=True).fetchall()  # half the time of text
     return list(map(run_of, found))
 

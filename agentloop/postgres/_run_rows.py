@@ -10,12 +10,15 @@ append. The tests compare it with the fold, for every prefix of many logs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from agentloop._common.checks import check_id
 from agentloop._common.values import Value
+from agentloop.exceptions import UserValueError
 
 StoredStatus: TypeAlias = Literal[
     "queued", "running", "completed", "interrupted", "cancelled", "stopped", "failed", "dead"
@@ -93,7 +96,25 @@ class StoredRun(Value, frozen=True):
     due_at: float | None = None
     trouble: str | None = None
 
+    @property
+    def cursor(self) -> str:
+        """The run's place in the list, `SINCE:RUN`, for `PostgresStore.runs(after=…)`."""
+        return f"{self.since!r}:{self.run_id}"
 
+
+def read_cursor(cursor: str) -> tuple[float, str]:
+    """Return the `since` and the id of a run from its `cursor`.
+
+    Raises:
+        UserTypeError, UserValueError: it isn't the cursor of a run.
+    """
+    found = _CURSOR.fullmatch(check_id("after", cursor))
+    if found is None:
+        raise UserValueError(f"after: expected the `cursor` of a StoredRun, SINCE:RUN, got {cursor!r}")
+    return float(found[1]), found[2]
+
+
+_CURSOR = re.compile(r"(\d{1,11}\.\d+):(.+)", re.ASCII | re.DOTALL)
 _Place: TypeAlias = tuple[str, ...]
 """The path of a call, and its id."""
 _Group: TypeAlias = tuple[_Place, str, str, str | None]

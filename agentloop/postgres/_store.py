@@ -39,7 +39,7 @@ from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
 from agentloop.postgres._lease import Lease
 from agentloop.postgres._renewals import Renewals
-from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus
+from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus, read_cursor
 from agentloop.sessions._item_rows import write_items
 
 _MOST_PRIORITY = 1000
@@ -219,6 +219,7 @@ class PostgresStore:
         agent: str | None = None,
         older_than: float | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[StoredRun]:
         """Return the runs of the database by their rows, the one that has had its status for the longest time in front.
 
@@ -230,22 +231,30 @@ class PostgresStore:
             agent: Only runs that are in the agent of this name.
             older_than: Only runs that came to their status more than so many seconds ago.
             limit: The most runs to return; None for all.
+            after: Only runs that come after the one of this `StoredRun.cursor`: that of the last run gives the next
+                page. A page reads its own rows, however many are before it. A run that comes to another status between
+                two pages has a later place from then on, so it may be on both.
 
         Raises:
             UserError: an argument is wrong.
             JournalError: the database refuses or can't be reached.
         """
-        return await self._list(_check_statuses(status), agent, older_than, limit, waiting=False)
+        return await self._list(_check_statuses(status), agent, older_than, limit, after, waiting=False)
 
     async def waiting(
-        self, *, agent: str | None = None, older_than: float | None = None, limit: int | None = None
+        self,
+        *,
+        agent: str | None = None,
+        older_than: float | None = None,
+        limit: int | None = None,
+        after: str | None = None,
     ) -> list[StoredRun]:
         """Return the runs with calls that wait for a verdict or an answer, which `StoredRun.waiting` names.
 
         The row has no arguments: `PostgresJournal(store, run.run_id).interruptions()` has, and decides. Otherwise as
         `runs`.
         """
-        return await self._list(["interrupted"], agent, older_than, limit, waiting=True)
+        return await self._list(["interrupted"], agent, older_than, limit, after, waiting=True)
 
     async def find(self, run_id: str) -> StoredRun | None:
         """Return the row of one run; None if the database has no such run, or it hasn't begun.
@@ -401,6 +410,7 @@ class PostgresStore:
         agent: str | None,
         older_than: float | None,
         limit: int | None,
+        after: str | None,
         *,
         waiting: bool,
     ) -> list[StoredRun]:
@@ -409,7 +419,14 @@ class PostgresStore:
         check_count("limit", limit)
         one = statuses[0] if statuses is not None and len(statuses) == 1 else None
         some = statuses if one is None else None
-        chosen = {"status": one, "statuses": some, "agent": agent, "seconds": seconds, "waiting": waiting or None}
+        chosen: dict[str, object] = {
+            "status": one,
+            "statuses": some,
+            "agent": agent,
+            "seconds": seconds,
+            "waiting": waiting or None,
+        }
+        chosen["after"] = None if after is None else read_cursor(after)
         return await self._ask(lambda db: operating.select_runs(db, limit, **chosen), again=True)
 
     async def _ask(self, work: Work[ResultT], *, again: bool = False) -> ResultT:
@@ -445,4 +462,4 @@ def _check_statuses(given: StoredStatus | Collection[StoredStatus] | None) -> li
     statuses: list[str] = [given] if isinstance(given, str) else list(given)
     if not statuses or not is_texts(statuses) or not set(statuses) <= set(known):
         raise UserValueError(f"status: expected one of {', '.join(map(repr, known))}, or some of them, got {given!r}")
-    return statuses
+    return list(dict.fromkeys(statuses))

@@ -163,6 +163,74 @@ def _waits_for_a_lock(db: Any) -> bool:
     return bool(db.execute(asked).fetchone()[0])
 
 
+async def _make_rows(store: PostgresStore, count: int) -> None:
+    """Make rows of so many runs, of three statuses, of which a hundred each came to theirs at the same moment."""
+    made = """
+    INSERT INTO agentloop_leases (run_id, status, agent, began_at, since)
+    SELECT 'run-' || lpad((n * 7919 %% %(count)s)::text, 5, '0'),
+        (ARRAY['failed', 'completed', 'interrupted'])[n %% 3 + 1], 'a', now(),
+        now() - interval '1 day' + (n / 100) * interval '1 microsecond'
+    FROM generate_series(0, %(count)s - 1) AS n
+    """
+    await store.connections.run(lambda db: db.execute(made, {"count": count}))
+    await store.connections.run(lambda db: db.execute("ANALYZE agentloop_leases"))
+
+
+@pytest.mark.parametrize("status", [None, "failed", ("failed", "interrupted", "failed")])
+async def test_pages_together_are_the_list(store: PostgresStore, status: Any) -> None:
+    """Each run once and in order, also among runs of one moment, though runs of the page before are deleted."""
+    await _make_rows(store, 1000)
+    whole = await store.runs(status=status)
+    paged: list[StoredRun] = []
+    page = await store.runs(status=status, limit=7)
+    while page:
+        paged += page
+        await store.delete(page[0].run_id)
+        page = await store.runs(status=status, limit=7, after=page[-1].cursor)
+    assert paged == whole
+    assert len({run.run_id for run in paged}) == (334 if status == "failed" else 667 if status else 1000)
+    assert await store.runs(status=status, after=whole[-1].cursor) == []
+    assert all(type(run.since) is float for run in whole)
+
+
+def _rows_read(node: dict[str, Any]) -> float:
+    """Return how many rows the scans of a plan have read."""
+    below: list[dict[str, Any]] = node.get("Plans", [])
+    own = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return sum(map(_rows_read, below)) if below else own
+
+
+@pytest.mark.parametrize("status", [None, "failed", ("failed", "interrupted")])
+async def test_a_page_reads_its_own_rows(store: PostgresStore, monkeypatch: pytest.MonkeyPatch, status: Any) -> None:
+    """However many are before it: the index leads to its first row. One statement a page."""
+    await _make_rows(store, 10_000)
+    last = (await store.runs(status=status))[-30]
+    asked: list[tuple[str, dict[str, Any]]] = []
+    explain = "EXPLAIN (ANALYZE, FORMAT JSON) "
+
+    def explained(db: Any) -> list[float]:
+        return [_rows_read(db.execute(explain + words, given).fetchone()[0][0]["Plan"]) for words, given in asked]
+
+    async def note(work: Any, *, again: bool = False) -> Any:
+        return await original(lambda db: work(Noted(db)), again=again)
+
+    class Noted:
+        def __init__(self, db: Any) -> None:
+            self._db = db
+
+        def execute(self, words: str, given: dict[str, Any], *, binary: bool) -> Any:
+            asked.append((words, given))
+            return self._db.execute(words, given, binary=binary)
+
+    original = store.connections.run
+    monkeypatch.setattr(store.connections, "run", note)
+    page = await store.runs(status=status, limit=10, after=last.cursor)
+    assert len(page) == 10
+    [read] = await original(explained)
+    statuses = 8 if status is None else len(status) if isinstance(status, tuple) else 1
+    assert read <= statuses + 10 * min(statuses, 3)
+
+
 # ---------------------------------------------------------------------------------------------- cancelling
 
 
@@ -558,6 +626,12 @@ async def test_health_says_what_is_held_and_what_waits(store: PostgresStore) -> 
         (lambda store: store.runs(older_than=-1), "older_than: expected a finite number"),
         (lambda store: store.runs(agent=3), "agent: expected text"),
         (lambda store: store.waiting(limit=0), "limit: expected at least 1"),
+        (
+            lambda store: store.runs(after="run-1"),
+            "after: expected the `cursor` of a StoredRun, SINCE:RUN, got 'run-1'",
+        ),
+        (lambda store: store.waiting(after="nan:run-1"), "after: expected the `cursor` of a StoredRun"),
+        (lambda store: store.runs(after=3), "after: expected text"),
         (lambda store: store.find(""), "run_id: expected text that isn't empty"),
         (lambda store: store.cancel("run", by=""), "by: may not be empty"),
         (lambda store: store.retry("run", key="k"), "key: expected bytes"),

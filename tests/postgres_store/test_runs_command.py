@@ -76,6 +76,13 @@ def test_runs_of_a_database_are_looked_after(address: str) -> None:
     assert "waiting for a person: 1" in health
     assert json.loads(runs(address, "health", "--json").stdout)["runs"] == {"interrupted": 1, "running": 1}
 
+    page = runs(address, "--limit", "1")
+    assert page.stdout.startswith("run-1  interrupted")
+    [cursor] = re.findall(r"^For the next ones: --after (.*)$", page.stderr, re.MULTILINE)
+    assert runs(address, "--after", cursor).stdout.startswith("run-2  running")
+    for wrong in ([".", "--after", cursor], [address, "list", "run-1", "--after", cursor]):
+        assert "--after is for a database, without RUN." in runs(*wrong).stderr
+
     assert runs(address, "list", "run-2", "--limit", "1").stdout.startswith("run-2  running")
     absent = runs(address, "list", "run-2", "run-3")
     assert (absent.exit_code, absent.stderr) == (1, "Error: StateError: there is no run 'run-3'\n")
@@ -122,6 +129,7 @@ OPTIONS = {
     "--agent": ["clerk"],
     "--older-than": ["0s"],
     "--limit": ["1"],
+    "--after": ["1.0:run-1"],
     "--json": [],
     "--by": ["ann"],
     "--key-file": ["-"],
@@ -131,7 +139,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("action", "taken"),
     [
-        (["list"], {"--status", "--agent", "--older-than", "--limit", "--json", "--key-file"}),
+        (["list"], {"--status", "--agent", "--older-than", "--limit", "--after", "--json", "--key-file"}),
         (["health"], {"--json"}),
         (["cancel", "run-1"], {"--by"}),
         (["retry", "run-1"], {"--key-file"}),
