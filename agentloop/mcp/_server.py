@@ -456,6 +456,11 @@ class _ServerTools:
 
     def _make(self, name: str, listed: Any, meter: Meter) -> FunctionTool[Any] | None:
         server = self._server
+        if listed.execution is not None and listed.execution.task_support == "required":
+            logger.warning(
+                "MCP server %r: tool %r is left out: it wants a task for each call", server.name, listed.name
+            )
+            return None
         try:
             check = make_check(listed.input_schema, meter)
         except ValueError as error:

@@ -29,6 +29,8 @@ TOOLS += [
     {"name": "strict", "inputSchema": {**NUMBER, "additionalProperties": False}},
     {"name": "remote_reference", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "http://x.test/s"}}}},
     {"name": "no_schema", "inputSchema": {"type": "object", "properties": {"a": {"type": 5}}}},
+    {"name": "as_task", "inputSchema": ANY, "execution": {"taskSupport": "required"}},
+    {"name": "maybe_task", "inputSchema": ANY, "execution": {"taskSupport": "optional"}},
     {"name": "again", "inputSchema": ANY, "annotations": {"readOnlyHint": True}},
     {"name": "same", "inputSchema": ANY, "annotations": {"idempotentHint": True}},
     {"name": "purge", "inputSchema": ANY, "annotations": {"destructiveHint": True}},

@@ -141,13 +141,14 @@ async def test_schema_that_refers_elsewhere_fetches_nothing(stdio: Servers) -> N
 
 
 async def test_tools_that_no_model_could_call_are_left_out(stdio: Servers, caplog: pytest.LogCaptureFixture) -> None:
-    """Names without a usable form, schemas that are none; each is logged."""
+    """Names without a usable form, schemas that are none, tools that only a task may call; each is logged."""
     with caplog.at_level(logging.WARNING, "agentloop.mcp"):
         agent = script_agent("a", say("done"), toolsets=[stdio.make()])
         await Runner.run(agent, "go")
     names = {tool.name for tool in read_requests(agent)[0].tools}
-    assert {"", "no_schema"} & names == set()
-    assert caplog.text.count("is left out") == 2
+    assert {"", "no_schema", "as_task"} & names == set()
+    assert "maybe_task" in names
+    assert caplog.text.count("is left out") == 3
 
 
 async def test_list_that_is_none_of_the_protocol(stdio: Servers) -> None:
