@@ -1,43 +1,51 @@
-"""`agentloop pending`, `approve` and `reject`: the waiting calls of saved runs, and verdicts on them.
+"""`agentloop pending`, `approve`, `reject` and `answer`: the waiting calls of saved runs, and verdicts on them.
 
-A verdict is appended to the run's own journal, so that every later resume of the run finds it. The agent is not
-imported.
+The runs are those of a job's folder, or one run in a database. A verdict is appended to the run's own journal, so that
+every later resume of the run finds it. The agent is not imported.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import anyio
 import attrs
 import click
 
 from agentloop._common.terminal_text import exact
-from agentloop._storage.state_codec import state_from_journal
+from agentloop._storage.state_codec import read_lines, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.run_options import call_name, describe_call, find_asking_policy, read_answer
 from agentloop.cli.show import json_line, request_json
-from agentloop.exceptions import AgentLoopError, StateError
+from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.items import CallToAnswer, Interruption
 from agentloop.journal import FileJournal
+from agentloop.journal._folder import is_address
+from agentloop.records import Record
 from agentloop.state import REPLACE_HINT, RunState
 
 _OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
 
 
+Verdict = Callable[[RunState, Interruption | str], None]
+
+
 @attrs.frozen
 class WaitingCall:
-    """A call of a saved run that waits for a verdict. `line` is None if the run is the only one."""
+    """A call of a saved run that waits for a verdict.
+
+    `line` is None if the run is the only one; `path` is the run's journal, None if it is in a database.
+    """
 
     line: int | None
-    path: Path
+    path: Path | None
     request: Interruption
 
     @property
@@ -47,43 +55,168 @@ class WaitingCall:
         return name if self.line is None else f"{self.line}:{name}"
 
 
-async def _load_state(journal: FileJournal) -> RunState:
-    """Return the run's state with a placeholder for its agent: a verdict needs only the log."""
-    return RunState(Agent("undecided"), (await state_from_journal(journal)).records)
+class _SavedRuns(Protocol):
+    """Where the runs are."""
+
+    async def list_waiting(self) -> list[WaitingCall]:
+        """Return the calls that wait."""
+        ...
+
+    async def decide(self, call: str, give: Verdict) -> tuple[str, int]:
+        """Append what *give* gives to the run of *call*; return the call's full name, and how many others wait."""
+        ...
+
+    async def say_what_follows(self) -> str:
+        """Return how the run continues."""
+        ...
 
 
-async def _list_waiting(folder: Folder) -> list[WaitingCall]:
-    found: list[WaitingCall] = []
-    for line, path in folder.journals():
+def _state_of(records: Sequence[Record]) -> RunState:
+    """Return a run's state with a placeholder for its agent: a verdict needs only the log."""
+    return RunState(Agent("undecided"), records)
+
+
+@attrs.frozen
+class _RunsOfJob:
+    """The runs of a job, each in its own file of the folder."""
+
+    folder: Folder
+
+    async def list_waiting(self) -> list[WaitingCall]:
+        self.folder.read()
+        found: list[WaitingCall] = []
+        for line, path in self.folder.journals():
+            async with FileJournal(path) as journal:
+                if await journal.read():
+                    state = _state_of((await state_from_journal(journal)).records)
+                    found += [WaitingCall(line, path, request) for request in state.interruptions]
+        return found
+
+    async def decide(self, call: str, give: Verdict) -> tuple[str, int]:
+        waiting = await self.list_waiting()
+        path, given, name = self._find_call(waiting, call)
         async with FileJournal(path) as journal:
-            if await journal.read():
-                state = await _load_state(journal)
-                found += [WaitingCall(line, path, request) for request in state.interruptions]
-    return found
+            if not await journal.try_lock():  # before the state is read, so that nothing is written between the two
+                raise self.folder.refusal(
+                    f"{exact(name)}: its run is under way in another process, which has its journal"
+                )
+            state = _state_of((await state_from_journal(journal)).records)
+            _give(self.folder.refusal, state, given, give, waiting)
+            await state.append_to(journal)
+        return name, sum(one.name != name for one in waiting)
+
+    async def say_what_follows(self) -> str:
+        return f"agentloop resume {self.folder.name}"
+
+    def _find_call(self, waiting: list[WaitingCall], call: str) -> tuple[Path, Interruption | str, str]:
+        """Return the journal of *call*, its request or its id, and its full name.
+
+        A call that has a verdict already is found by its full name.
+
+        Raises:
+            FolderError: if no such call waits, or several do.
+        """
+        found = _find_waiting(self.folder.refusal, waiting, call)
+        if found is not None and found.path is not None:
+            return found.path, found.request, found.name
+        of_line = _OF_LINE.fullmatch(call)
+        path, name = (self.folder.journal(int(of_line[1])), of_line[2]) if of_line else (self.folder.journal(), call)
+        if not path.exists():
+            raise self.folder.refusal(f"no call {call!r} waits for approval (those that do: {_format_names(waiting)})")
+        return path, name, call
 
 
-def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
-    """Do *work* on the job in *folder*; on an error, report it and end the process with its exit code."""
-    kept = Folder.at(folder)
+@attrs.frozen
+class _RunInDatabase:
+    """One run in a PostgreSQL database, and the key that its journal is sealed with."""
+
+    address: str = attrs.field(repr=False)  # it may hold a password
+    run_id: str
+    key: bytes | None = attrs.field(default=None, repr=False)
+
+    async def list_waiting(self) -> list[WaitingCall]:
+        from agentloop.postgres._reading import read_stored_lines
+
+        lines = await read_stored_lines(self.address, self.run_id, key=self.key)
+        return [
+            WaitingCall(None, None, request) for request in _state_of(read_lines(lines, None).records).interruptions
+        ]
+
+    async def decide(self, call: str, give: Verdict) -> tuple[str, int]:
+        from agentloop.postgres import PostgresJournal, PostgresStore
+
+        waiting = await self.list_waiting()
+        found = _find_waiting(self._refusal, waiting, call)
+        given, name = (call, call) if found is None else (found.request, found.name)
+        async with (
+            PostgresStore(self.address, connections=1) as store,
+            PostgresJournal(store, self.run_id, key=self.key) as journal,
+        ):
+            await journal._decide(lambda state: _give(self._refusal, state, given, give, waiting))
+        return name, sum(one.name != name for one in waiting)
+
+    async def say_what_follows(self) -> str:
+        from agentloop.postgres import PostgresStore
+
+        async with PostgresStore(self.address, connections=1) as store:
+            run = await store.find(self.run_id)
+        if run is not None and run.due_at is not None:
+            return "a worker that serves its agent takes the run once nothing waits"
+        return "give your queue a job for the run"
+
+    def _refusal(self, words: str) -> UserError:
+        return UserError(f"run {self.run_id!r}: {words}")
+
+
+def _find_runs(place: str, run_id: str | None, key_file: BinaryIO | None) -> _SavedRuns:
+    """Return the runs at *place*, a folder or the address of a database.
+
+    Raises:
+        click.UsageError: a database without *run_id*, or a folder with what is for a database.
+    """
+    if is_address(place):
+        if run_id is None:
+            raise click.UsageError("a database needs --run.")
+        return _RunInDatabase(place, run_id, None if key_file is None else key_file.read())
+    if run_id is not None or key_file is not None:
+        raise click.UsageError("--run and --key-file are for a database.")
+    return _RunsOfJob(Folder.at(place))
+
+
+def _perform(work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*; on an error, report it and end the process with its exit code."""
     try:
-        kept.read()
-        anyio.run(work, kept)
+        anyio.run(work)
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))
+
+
+_place = click.argument("place", metavar="PLACE")
+_run = click.option("--run", "run_id", metavar="ID", help="The run in a database.")
+_key_file = click.option(
+    "--key-file", type=click.File("rb"), help="File with the key that the run's journal in a database is sealed with."
+)
+_by = click.option("--by", metavar="NAME", help="Who decides: the journal keeps it.")
 
 
 @click.command(
     short_help="List the calls of a job that wait for a person.",
     epilog=examples("agentloop pending jobs/clean", "agentloop pending jobs/clean --json"),
 )
-@click.argument("folder", metavar="DIR")
+@_place
+@_run
+@_key_file
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-def pending(folder: str, as_json: bool) -> None:
-    """List the calls of the job in DIR that wait for approval, or for an answer."""
+def pending(place: str, run_id: str | None, key_file: BinaryIO | None, as_json: bool) -> None:
+    """List the calls that wait for approval, or for an answer.
 
-    async def work(kept: Folder) -> None:
-        found = await _list_waiting(kept)
+    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    """
+    runs = _find_runs(place, run_id, key_file)
+
+    async def work() -> None:
+        found = await runs.list_waiting()
         for one in found:
             if as_json:
                 data = {"line": one.line, **request_json(one.request), "call": one.name}
@@ -95,7 +228,7 @@ def pending(folder: str, as_json: bool) -> None:
         if not found and not as_json:
             click.echo("No call waits for approval or an answer.", err=True)
 
-    _perform(folder, work)
+    _perform(work)
 
 
 _replace = click.option(
@@ -111,29 +244,42 @@ _replace = click.option(
         "agentloop approve jobs/clean call_1 --always",
     ),
 )
-@click.argument("folder", metavar="DIR")
+@_place
 @click.argument("call")
 @click.option("--arguments", metavar="JSON", help="Run it with these arguments: guardrails and policies judge again.")
 @click.option("--always", is_flag=True, help="Approve the agent's later calls to the tool too, in this run.")
 @_replace
-def approve(folder: str, call: str, arguments: str | None, always: bool, replace: bool) -> None:
-    """Approve CALL of the job in DIR, by the name `agentloop pending` gives it; then `agentloop resume DIR` runs it."""
-    options: dict[str, Any] = {"arguments": arguments, "always": always, "replace": replace}
-    _decide(folder, call, "approved", lambda state, given: state.approve(given, **options))
+@_by
+@_run
+@_key_file
+def approve(place: str, call: str, run_id: str | None, key_file: BinaryIO | None, **options: Any) -> None:
+    """Approve CALL, by the name `agentloop pending` gives it.
+
+    PLACE is the folder of a job, whose `agentloop resume PLACE` then runs the call, or a PostgreSQL database by its
+    address, postgresql://…, with --run ID.
+    """
+    runs = _find_runs(place, run_id, key_file)
+    _decide(runs, call, "approved", lambda state, given: state.approve(given, **options))
 
 
 @click.command(
     short_help="Reject a call of a job.", epilog=examples("agentloop reject jobs/clean call_1 --message 'Not today.'")
 )
-@click.argument("folder", metavar="DIR")
+@_place
 @click.argument("call")
 @click.option("--message", metavar="TEXT", help="What the model is told.")
 @click.option("--always", is_flag=True, help="Reject the agent's later calls to the tool too, in this run.")
 @_replace
-def reject(folder: str, call: str, message: str | None, always: bool, replace: bool) -> None:
-    """Reject CALL of the job in DIR, by the name `agentloop pending` gives it."""
-    options: dict[str, Any] = {"message": message, "always": always, "replace": replace}
-    _decide(folder, call, "rejected", lambda state, given: state.reject(given, **options))
+@_by
+@_run
+@_key_file
+def reject(place: str, call: str, run_id: str | None, key_file: BinaryIO | None, **options: Any) -> None:
+    """Reject CALL, by the name `agentloop pending` gives it.
+
+    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    """
+    runs = _find_runs(place, run_id, key_file)
+    _decide(runs, call, "rejected", lambda state, given: state.reject(given, **options))
 
 
 @click.command(
@@ -144,72 +290,78 @@ def reject(folder: str, call: str, message: str | None, always: bool, replace: b
         "agentloop answer jobs/ask call_1 --error 'Nobody is at the desk.'",
     ),
 )
-@click.argument("folder", metavar="DIR")
+@_place
 @click.argument("call")
 @click.argument("value", required=False)
 @click.option("--error", metavar="TEXT", help="In place of VALUE: the model is told that the call has failed.")
-def answer(folder: str, call: str, value: str | None, error: str | None) -> None:
-    """Answer CALL of the job in DIR, which asks for VALUE: JSON, or text where a text is asked for."""
+@_by
+@_run
+@_key_file
+def answer(
+    place: str,
+    call: str,
+    value: str | None,
+    error: str | None,
+    by: str | None,
+    run_id: str | None,
+    key_file: BinaryIO | None,
+) -> None:
+    """Answer CALL, which asks for VALUE: JSON, or text where a text is asked for.
+
+    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    """
     if (value is None) == (error is None):
         raise click.UsageError("Give VALUE, or --error TEXT.")
 
     def give(state: RunState, given: Interruption | str) -> None:
         returns = given.returns if isinstance(given, CallToAnswer) else {}
-        state.answer(given, None if value is None else read_answer(value, returns), error=error)
+        state.answer(given, None if value is None else read_answer(value, returns), error=error, by=by)
 
-    _decide(folder, call, "answered", give)
-
-
-Verdict = Callable[[RunState, Interruption | str], None]
+    _decide(_find_runs(place, run_id, key_file), call, "answered", give)
 
 
-def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
-    async def work(kept: Folder) -> None:
-        waiting = await _list_waiting(kept)
-        path, given, name = _find_call(kept, waiting, call)
-        async with FileJournal(path) as journal:
-            if not await journal.try_lock():  # before the state is read, so that nothing is written between the two
-                raise kept.refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
-            state = await _load_state(journal)
-            try:
-                give(state, _find_decided(state, given))
-            except StateError as error:  # a wrong name of a call is an error of the user, not of the run
-                text = str(error).replace(REPLACE_HINT, REPLACE_HINT.replace("replace=True", "--replace"))
-                raise kept.refusal(f"{text} (those that wait: {_format_names(waiting)})") from None
-            await state.append_to(journal)
-        left = sum(one.name != name for one in waiting)
+def _decide(runs: _SavedRuns, call: str, decided: str, give: Verdict) -> None:
+    async def work() -> None:
+        name, left = await runs.decide(call, give)
         click.echo(f"{exact(name)} is {decided}.")
         then = f"{left} more wait" + ("s" if left == 1 else "") if left else "Nothing else waits"
-        click.echo(f"{then}. To go on: agentloop resume {kept.name}", err=True)
+        click.echo(f"{then}. To go on: {await runs.say_what_follows()}", err=True)
 
-    _perform(folder, work)
+    _perform(work)
 
 
-def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, Interruption | str, str]:
-    """Return the journal of *call*, its request or its id, and its full name.
-
-    A call that has a verdict already is found by its full name.
+def _give(
+    refusal: Callable[[str], UserError],
+    state: RunState,
+    given: Interruption | str,
+    give: Verdict,
+    waiting: list[WaitingCall],
+) -> None:
+    """Give what *give* gives on the call *given* to *state*.
 
     Raises:
-        FolderError: if no such call waits, or several do.
+        UserError: the call takes none; says why. A wrong name of a call is an error of the user, not of the run.
+    """
+    # A call that has a verdict already is found by its name.
+    asked = next((asked for asked in state._asked() if call_name(asked) == given), given)
+    try:
+        give(state, asked)
+    except StateError as error:
+        text = str(error).replace(REPLACE_HINT, REPLACE_HINT.replace("replace=True", "--replace"))
+        raise refusal(f"{text} (those that wait: {_format_names(waiting)})") from None
+
+
+def _find_waiting(refusal: Callable[[str], UserError], waiting: list[WaitingCall], call: str) -> WaitingCall | None:
+    """Return the call that waits by its full name, or by a part of it that means only one; None if there is none.
+
+    Raises:
+        UserError: several calls have that name.
     """
     found = [one for one in waiting if one.name == call]
     found = found or [one for one in waiting if call in (call_name(one.request), one.request.call.call_id)]
     if len(found) > 1:
-        names = ", ".join(exact(one.name) for one in found)
-        raise folder.refusal(f"{len(found)} calls of that name wait: {names}")
-    if found:
-        return found[0].path, found[0].request, found[0].name
-    of_line = _OF_LINE.fullmatch(call)
-    path, name = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
-    if not path.exists():
-        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {_format_names(waiting)})")
-    return path, name, call
-
-
-def _find_decided(state: RunState, call: Interruption | str) -> Interruption | str:
-    """Return the request of the *call* that has a verdict already, by its name; *call* itself if there is none."""
-    return next((asked for asked in state._asked() if call_name(asked) == call), call)
+        raise refusal(f"{len(found)} calls of that name wait: {_format_names(found)}")
+    return found[0] if found else None
 
 
 def _format_names(waiting: list[WaitingCall]) -> str:

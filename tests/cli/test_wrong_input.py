@@ -125,6 +125,16 @@ CASES = [
     Wrong("answer job call_9 x", ("{here}/job", "is over", "those that wait: none")),
     *(
         wrong
+        for given in ("pending {0}", "approve {0} call_1", "reject {0} call_1", "answer {0} call_1 x")
+        for wrong in (
+            Wrong(given.format("postgresql://x/y"), ("a database needs --run",)),
+            Wrong(given.format("job") + " --run r", ("--run and --key-file are for a database",)),
+            Wrong(given.format("job") + " --key-file file", ("--run and --key-file are for a database",)),
+            Wrong(given.format("job") + " --run r --key-file absent", ("'--key-file'", "'absent'", "No such file")),
+        )
+    ),
+    *(
+        wrong
         for verdict in ("approve", "reject")
         for wrong in (
             Wrong(f"{verdict} absent call_1", ("{here}/absent", "no job is there")),
