@@ -11,8 +11,12 @@ Decisions:
 
 The head is read by this module, not by a YAML library. The format has five texts and one flat mapping of texts; a
 library would be one dependency more, and read `no`, dates and numbers as other types than the text that is meant. Plain
-and quoted values, block texts (`|`, `>`), lists and a mapping are read; every other line is a fault that names its
-number.
+and quoted values, block texts (`|`, `>`), lists and a mapping are read. Any other value of a key that is followed here
+is a fault that names its line; that of another key is kept as it is written, and is a warning.
+
+A skill whose name isn't its folder's, or whose description is too long, isn't as the format wants it. Public ones are
+like this, so they are used, and it is said. Neither does harm: the name has the form of names, and what the list for
+the model shows of a description is bounded for all alike.
 
 `allowed-tools` is a bound, not an approval: what it doesn't name is denied while the skill is loaded. An entry with a
 pattern, `Bash(git:*)`, allows nothing, and is a warning: what a pattern means is a matter of the product that it was
@@ -49,6 +53,8 @@ logger: logging.Logger = logging.getLogger("agentloop")
 _MOST_BYTES = 1_000_000
 _MOST_LISTED = 240
 """The most bytes by which one skill makes the instructions longer: below 100 tokens."""
+_LONGEST_DESCRIPTION = 1024
+_FOLLOWED = ("name", "description", "allowed-tools")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _LINE = re.compile(r"(\s*)([A-Za-z0-9_.-]+):(?:\s+(.*))?")
 _BLOCK = re.compile(r"([|>])(?:([1-9])?([+-])?|[+-]([1-9]))(?:\s+#.*)?")
@@ -80,6 +86,8 @@ class Skill:
     """Names of tools, some with a pattern behind them: `Bash(git:*)`."""
     other: dict[str, Any] = attrs.field(factory=dict, repr=False)
     """Further keys of the head, as texts: license, compatibility, metadata."""
+    faults: tuple[str, ...] = ()
+    """Sentences on what isn't as the format wants it, although the skill can be used, each with file and line."""
     warnings: tuple[str, ...] = ()
     """Sentences on parts of the head that aren't followed, each with file and line."""
 
@@ -88,8 +96,8 @@ class Skill:
         """Return the skill in *folder*.
 
         Raises:
-            SkillFault: `SKILL.md` can't be read as it is when the skill is loaded, or its head isn't as the format
-                wants it.
+            SkillFault: `SKILL.md` can't be read as it is when the skill is loaded, or its head doesn't say what the
+                skill is.
             OSError: there is no such folder.
         """
         path = folder / "SKILL.md"
@@ -97,26 +105,32 @@ class Skill:
             text = _read(folder, "SKILL.md")
         except EditError as error:
             raise SkillFault(path, 1, str(error)) from None
-        head, _ = split_skill(text, path)
+        head, _, warnings = split_skill(text, path)
+        faults: list[str] = []
         name, line = head.pop("name", ("", 1))
         if not isinstance(name, str) or _NAME.fullmatch(name) is None or len(name) > 64:
             raise SkillFault(path, line, f"name: expected at most 64 of a-z, 0-9 and single hyphens, got {name!r}")
-        if name != folder.name:
-            raise SkillFault(path, line, f"name: expected the name of the folder, {folder.name!r}, got {name!r}")
+        if name != (expected := folder.absolute().name):
+            faults.append(f"{path}:{line}: name: expected the name of the folder, {expected!r}, got {name!r}")
         description, line = head.pop("description", ("", 1))
-        if not isinstance(description, str) or not 0 < len(description) <= 1024:
-            raise SkillFault(path, line, "description: expected a text of at most 1,024 characters")
+        if not isinstance(description, str) or not description:
+            raise SkillFault(path, line, f"description: expected a text of at most {_LONGEST_DESCRIPTION:,} characters")
+        if (length := len(description)) > _LONGEST_DESCRIPTION:
+            faults.append(
+                f"{path}:{line}: description: expected at most {_LONGEST_DESCRIPTION:,} characters, got {length:,}"
+            )
         allowed, line = head.pop("allowed-tools", (None, 1))
         if allowed is not None and not isinstance(allowed, str | list):
             raise SkillFault(path, line, "allowed-tools: expected names with spaces between them, or a list of names")
         given = [allowed] if isinstance(allowed, str) else allowed
         tools = None if given is None else tuple(entry for text in given for entry in _split_tools(text))
-        patterns = ", ".join(entry for entry in tools or () if "(" in entry)[:200]
-        warning = (
-            f"{path}:{line}: allowed-tools: patterns aren't read, and allow nothing: write names only, not {patterns}"
-        )
+        if patterns := ", ".join(entry for entry in tools or () if "(" in entry)[:200]:
+            warnings.append(
+                f"{path}:{line}: allowed-tools: patterns aren't read, and allow nothing: "
+                f"write names only, not {patterns}"
+            )
         other = {key: value for key, (value, _) in head.items()}
-        return cls(folder.absolute(), name, description, tools, other, (warning,) if patterns else ())
+        return cls(folder.absolute(), name, description, tools, other, tuple(faults), tuple(warnings))
 
 
 def _split_tools(text: str) -> list[str]:
@@ -132,8 +146,9 @@ def _split_tools(text: str) -> list[str]:
     return entries
 
 
-def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]:
-    """Return the head of a `SKILL.md`, by key the value and its line, and the body.
+def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str, list[str]]:
+    """Return the head of a `SKILL.md`, by key the value and its line; the body; and sentences on keys of no use here
+    whose values can't be read and are kept as they are written.
 
     Raises:
         SkillFault: there is no head, or a line of it can't be read.
@@ -143,6 +158,7 @@ def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]
         raise SkillFault(path, 1, "expected a head between two lines of ---")
     end = next(number for number, line in enumerate(lines) if number and line.rstrip() == "---")
     head: dict[str, tuple[Any, int]] = {}
+    unread: list[str] = []
     at = 1
     while at < end:
         line, number = lines[at], at + 1
@@ -158,8 +174,15 @@ def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]
         while at < end and (not lines[at].strip() or lines[at][0] in further):
             block.append(lines[at])
             at += 1
-        head[found[2]] = (_read_value(found[2], given, block, path, number), number)
-    return head, "\n".join(lines[end + 1 :]).strip()
+        try:
+            value = _read_value(found[2], given, block, path, number)
+        except SkillFault as fault:
+            if found[2] in _FOLLOWED:
+                raise
+            value = "\n".join([given, *block]).strip()
+            unread.append(f"{fault}: {found[2]} is kept as it is written")
+        head[found[2]] = (value, number)
+    return head, "\n".join(lines[end + 1 :]).strip(), unread
 
 
 def _read_value(key: str, given: str, block: list[str], path: Path, number: int) -> Any:
@@ -174,7 +197,7 @@ def _read_value(key: str, given: str, block: list[str], path: Path, number: int)
     below = [(line, at) for line, at in below if given or not line.lstrip().startswith("#")]
     if not given and below and key != "metadata" and all(_ITEM.match(line) for line, _ in below):
         return [_read_plain(_ITEM.sub("", line).strip(), path, at) for line, at in below]
-    if not given and below:
+    if not given and below and (_ITEM.match(below[0][0]) or _LINE.fullmatch(below[0][0].rstrip())):
         pairs = [(_LINE.fullmatch(line.rstrip()), line, at) for line, at in below]
         wrong = next(((line, at) for pair, line, at in pairs if pair is None or not pair[3]), None)
         if wrong is not None:
@@ -232,14 +255,17 @@ class Skills(Bundle):
     as `Bash(git:*)`, allows nothing, and is a warning with file and line. An empty list denies all tools but those of
     skills.
 
-    A head that can't be read is one warning in the log, with file and line; the other skills load. `agentloop skills
-    check FOLDER` says the same. Scripts of a skill are read like other files: no tool here runs them.
+    A head that can't be read is one warning in the log, with file and line; the other skills load. A skill whose name
+    isn't its folder's, or whose description is longer than the format's 1,024 characters, is used, with a warning.
+    `agentloop skills check FOLDER` says the same, and fails where a skill isn't as the format wants it. Scripts of a
+    skill are read like other files: no tool here runs them.
 
     Args:
         folders: Skills, or folders of skills. Heads are read now, bodies when they are loaded.
 
     Raises:
-        UserValueError: if one isn't a folder, or two skills have one name.
+        UserValueError: if one isn't a folder, or two skills have one name. One whose folder has another name is left
+            out then, with a warning.
 
     Example:
         import tempfile
@@ -260,20 +286,13 @@ class Skills(Bundle):
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
         skills: dict[str, Skill] = {}
-        for given in folders:
-            if not Path(given).is_dir():
-                raise UserValueError(f"folders: expected a folder that exists, got {os.fspath(given)!r}")
-            for folder in find_skills(Path(given)):
-                try:
-                    skill = Skill.read(folder)
-                except (SkillFault, OSError) as fault:
-                    logger.warning("a skill can't be read and is left out: %s", fault)
-                    continue
-                for warning in skill.warnings:
-                    logger.warning("%s", warning)
-                if skill.name in skills:
-                    raise UserValueError(f"folders: {skill.folder} and {skills[skill.name].folder} have one name")
-                skills[skill.name] = skill
+        for skill in sorted(_read_all(folders), key=lambda skill: skill.name != skill.folder.name):
+            if (known := skills.setdefault(skill.name, skill)) is skill:
+                continue
+            both = f"{skill.folder} and {known.folder} have one name"
+            if skill.name == skill.folder.name:
+                raise UserValueError(f"folders: {both}")
+            logger.warning("a skill is left out: %s", both)
         if not skills:
             super().__init__("skills", tools=[])
             return
@@ -285,6 +304,22 @@ class Skills(Bundle):
             tools=tools,
             policies=[_AllowedTools(skills, tools[0])] if bounds else [],
         )
+
+
+def _read_all(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Skill]:
+    """Yield the skills of *folders*, and log what is wrong with them and with those that can't be read."""
+    for given in folders:
+        if not Path(given).is_dir():
+            raise UserValueError(f"folders: expected a folder that exists, got {os.fspath(given)!r}")
+        for folder in find_skills(Path(given)):
+            try:
+                skill = Skill.read(folder)
+            except (SkillFault, OSError) as fault:
+                logger.warning("a skill can't be read and is left out: %s", fault)
+                continue
+            for words in (*skill.faults, *skill.warnings):
+                logger.warning("%s", words)
+            yield skill
 
 
 def _list(skill: Skill) -> str:
@@ -310,7 +345,7 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
             return earlier
         text = _read(skill.folder, "SKILL.md")
         try:
-            _, body = split_skill(text, skill.folder / "SKILL.md")
+            _, body, _ = split_skill(text, skill.folder / "SKILL.md")
         except SkillFault as fault:
             raise EditError(f"skill {name}: its file has changed and can't be read: {fault}") from None
         return f"Skill {name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})\n\n{body}"

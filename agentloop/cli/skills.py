@@ -26,7 +26,7 @@ def skills() -> None:
 def check(folder: Path) -> None:
     """Read the heads of the skills in DIR, which is a skill or has skills in it, and tell what is wrong.
 
-    Exit codes: 0 all can be read, 1 one can't or there is none, 2 wrong use.
+    Exit codes: 0 all are as the format wants them, 1 one isn't or there is none, 2 wrong use.
     """
     failed, found = False, 0
     for place in find_skills(folder):
@@ -38,6 +38,9 @@ def check(folder: Path) -> None:
             click.echo(f"Error: {exact(str(fault))}", err=True)
         else:
             click.echo(f"{skill.name}: {exact(skill.description)}")
+            for wrong in skill.faults:
+                failed = True
+                click.echo(f"Error: {exact(wrong)}", err=True)
             for warning in skill.warnings:
                 click.echo(f"Warning: {exact(warning)}", err=True)
     if not found:

@@ -52,10 +52,10 @@ async def test_a_skill_is_listed_loaded_and_read(run_mode: Run, tmp_path: Path) 
 
 @pytest.mark.scenario("SK-01")
 async def test_a_skill_costs_at_most_a_hundred_tokens(run_mode: Run, tmp_path: Path) -> None:
-    """Also one whose name and description are as long as they may be, in any script."""
+    """Also one whose name and description are as long as they may be, and longer, in any script."""
     names = ["a" * 64, "b" * 64]
-    for name, letter in zip(names, "xÄ", strict=True):
-        write_skill(tmp_path, name, f"description: {letter * 1024}")
+    for name, letter, length in zip(names, "xÄ", [1024, 5000], strict=True):
+        write_skill(tmp_path, name, f"description: {letter * length}")
     sizes = []
     for folders in ([tmp_path / names[0]], [tmp_path / name for name in names]):
         agent = script_agent("a", say("done"), bundles=[Skills(*folders)])
@@ -241,6 +241,9 @@ metadata:
   version: "1.0"
 notes: one
   two
+below:
+  three, and
+  four: five
 text: |
   a
   b
@@ -258,6 +261,7 @@ allowed-tools: Read Bash(git log:*)
         "tags": ["x", "y"],
         "metadata": {"author": "someone", "version": "1.0"},
         "notes": "one two",
+        "below": "three, and four: five",
         "text": "a\nb",
         "empty": "",
     }
@@ -269,16 +273,15 @@ WRONG = {
     "no key": ("---\nname: one\njust text\n---", "SKILL.md:3: expected KEY: VALUE, got 'just text'"),
     "no name": ("---\ndescription: x\n---", "SKILL.md:1: name: expected at most 64"),
     "bad name": ("---\nname: One_\n---", "SKILL.md:2: name: expected at most 64"),
-    "other name": ("---\nname: two\n---", "SKILL.md:2: name: expected the name of the folder, 'one', got 'two'"),
     "no description": ("---\nname: one\n---", "SKILL.md:1: description: expected a text"),
-    "long": (f"---\nname: one\ndescription: {'x' * 1025}\n---", "SKILL.md:3: description: expected a text"),
     "list": ("---\nname: one\ndescription: [x]\n---", "SKILL.md:3: expected a plain text, in quotes if"),
     "quotes": ('---\nname: one\ndescription: "x\n---', "SKILL.md:3: expected a text in quotes"),
     "escape": ('---\nname: one\ndescription: "\\q"\n---', "SKILL.md:3: expected a text in quotes"),
     "digits": ('---\nname: one\ndescription: "\\x4g"\n---', "SKILL.md:3: expected a text in quotes"),
     "high": ('---\nname: one\ndescription: "\\Uffffffff"\n---', "SKILL.md:3: expected a text in quotes"),
     "items": ("---\nname: one\ndescription:\n- x\n---", "SKILL.md:3: description: expected a text"),
-    "mapping": ("---\nname: one\nmetadata:\n  - x\n---", "SKILL.md:4: expected KEY: VALUE, got '- x'"),
+    "mapping": ("---\nname: one\ndescription:\n  a: b\n---", "SKILL.md:3: description: expected a text"),
+    "mixed": ("---\nname: one\ndescription:\n  a: b\n  c\n---", "SKILL.md:5: expected KEY: VALUE, got 'c'"),
     "tools": (
         "---\nname: one\ndescription: x\nallowed-tools:\n  a: b\n---",
         "SKILL.md:4: allowed-tools: expected names",
@@ -305,6 +308,74 @@ def test_a_bad_head_is_one_warning_and_the_others_load(
     assert "- one: " not in str(skills.instructions)
 
 
+USED = {
+    "other name": ("two", "description: x", "SKILL.md:2: name: expected the name of the folder, 'one', got 'two'"),
+    "long": (
+        "one",
+        f"description: {'x' * 1025}",
+        "SKILL.md:3: description: expected at most 1,024 characters, got 1,025",
+    ),
+    "items": (
+        "one",
+        "description: x\nmetadata:\n  - x",
+        "SKILL.md:5: expected KEY: VALUE, got '- x': metadata is kept",
+    ),
+    "nested": (
+        "one",
+        "description: x\nmetadata:\n  by:\n  - name: y\n    of: z",
+        "SKILL.md:5: expected KEY: VALUE, got 'by:': metadata is kept as it is written",
+    ),
+    "list": (
+        "one",
+        "description: x\nhint: [x, y]",
+        "SKILL.md:4: expected a plain text, in quotes if it begins with '['",
+    ),
+    "quotes": (
+        "one",
+        'description: x\nlicense: "x',
+        "SKILL.md:4: expected a text in quotes, got '\"x': license is kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("head", USED)
+async def test_a_skill_that_is_not_as_the_format_wants_it_is_used(
+    tmp_path: Path, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under its name, with one warning that names file and line: public skills are like this."""
+    name, rest, words = USED[head]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "SKILL.md").write_text(f"---\nname: {name}\n{rest}\n---\nDo it.\n")
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        bundle = Skills(tmp_path)
+    (record,) = caplog.records
+    assert record.message.startswith(f"{tmp_path}/one/{words}")
+    assert f"- {name}: x" in str(bundle.instructions)
+    agent = make_agent([], load(name), bundles=[bundle])
+    (output,) = read_outputs((await Runner.run(agent, "go")).new_items).values()
+    assert str(output).endswith("\n\nDo it.")
+
+
+def test_what_is_kept_as_it_is_written(tmp_path: Path) -> None:
+    """Values of keys that aren't followed: with all their lines."""
+    skill = Skill.read(write_skill(tmp_path, "one", "description: x\nmetadata:\n  by:\n    - name: y\nhint: [x,\n  y]"))
+    assert skill.other == {"metadata": "by:\n    - name: y", "hint": "[x,\n  y]"}
+
+
+def test_a_copied_skill_does_not_take_the_name_of_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy with the name of the first stands before it or behind it: the one whose folder has that name is used."""
+    text = (write_skill(tmp_path, "one", "description: The first.") / "SKILL.md").read_text()
+    for copy in ("a-copy", "two"):
+        (tmp_path / copy).mkdir()
+        (tmp_path / copy / "SKILL.md").write_text(text.replace("first", "copy"))
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        skills = Skills(tmp_path)
+    assert [record.message for record in caplog.records if "left out" in record.message] == [
+        f"a skill is left out: {tmp_path}/{copy} and {tmp_path}/one have one name" for copy in ("a-copy", "two")
+    ]
+    assert str(skills.instructions).splitlines()[2:] == ["- one: The first."]
+
+
 def test_folders_are_checked(tmp_path: Path) -> None:
     """One that doesn't exist, two skills of one name, and a folder without skills, which adds nothing."""
     with pytest.raises(UserValueError, match="folders: expected a folder that exists, got '/nowhere'"):
@@ -323,6 +394,6 @@ def test_folders_are_checked(tmp_path: Path) -> None:
 def test_any_text_is_a_skill_or_a_fault(text: str) -> None:
     """Nothing else is raised, and what is read are texts."""
     with contextlib.suppress(SkillFault):
-        head, body = split_skill(f"---\n{text}\n---\nbody", Path("SKILL.md"))
+        head, body, _ = split_skill(f"---\n{text}\n---\nbody", Path("SKILL.md"))
         assert isinstance(body, str)
         assert all(isinstance(value, str | dict | list) for value, _ in head.values())
