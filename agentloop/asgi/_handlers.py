@@ -100,12 +100,22 @@ class Handlers:
         grant = await self._let_in(
             WebRequest(action="start", scope=client.scope, run=body.run, conversation=body.conversation)
         )
-        if body.run is not None and await self._has_begun(body.run, body.input, grant):
-            await self._stream(body.run, None, grant, client)
-        elif self.has_journals:  # no other request can have claimed the run since
-            await self._begin(body.run or new_name(), body.input, grant, client)
-        else:
+        if not self.has_journals:
             await self._respond(body.input, grant, client)
+        elif body.run is None:
+            await self._begin(new_name(), body.input, grant, client)
+        else:
+            await self._begin_or_stream(body.run, body.input, grant, client)
+
+    async def _begin_or_stream(self, run: str, given: str, grant: Grant, client: Exchange) -> None:
+        """Begin the run *run*, whose id the client has chosen, or stream it if it has begun already."""
+        while not await self._has_begun(run, given, grant):  # so no other request can have claimed the run since
+            try:
+                await self._begin(run, given, grant, client, check=True)
+            except _BegunMeanwhile:
+                continue
+            return
+        await self._stream(run, None, grant, client)
 
     async def _has_begun(self, run: str, given: str, grant: Grant) -> bool:
         """Tell whether the run *run* is there, which began with *given*.
@@ -132,17 +142,27 @@ class Handlers:
     async def _let_in(self, request: WebRequest) -> Grant:
         return await ask_for_grant(self.admit, request)
 
-    async def _begin(self, run: str, given: str | Decide, grant: Grant, client: Exchange) -> None:
+    async def _begin(
+        self, run: str, given: str | Decide, grant: Grant, client: Exchange, *, check: bool = False
+    ) -> None:
         """Begin a run with a journal, or resume it with what was decided, and stream its events.
+
+        With *check* it begins only if the journal is empty. What was read before the run was claimed doesn't tell,
+        because another request may have begun the run since, and the run may have ended.
 
         Verdicts and answers are durable once nothing but the disk, or another process, can prevent the run from being
         resumed.
         The run belongs to its own task from `host.start` on, or to this request until `_serve` returns.
+
+        Raises:
+            _BegunMeanwhile: with *check*, the run has begun.
         """
         feed: Feed | None = None
         response: RunResponse | None = None
         async with self.host.claimed(run) as (live, journal):
             if isinstance(given, str):
+                if check and await journal.read():
+                    raise _BegunMeanwhile
                 chosen: str | RunState = given
             else:
                 chosen = await self.host.load(journal)
@@ -464,6 +484,10 @@ class Handlers:
             await self._respond(asked.items, grant, client, form)
         else:
             await self._resume_state(asked.handle, lambda state: asked.decide(state, grant.by), grant, client, form)
+
+
+class _BegunMeanwhile(Exception):
+    """Another request has begun the run, and the run has ended, since we have read its empty journal."""
 
 
 class _Asked(Protocol):

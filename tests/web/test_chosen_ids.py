@@ -12,6 +12,7 @@ from web.test_continued import Journals, going_on, recorded
 from web.test_owners import as_user, ask_as, by_header
 
 from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
+from agentloop.journal import FileJournal
 from agentloop.testing import say
 
 pytestmark = [pytest.mark.real_clock]
@@ -65,6 +66,54 @@ async def test_of_many_requests_at_once_one_begins_the_run(goes_on: bool) -> Non
     assert all("under way" in sentence for sentence in refused)
     streams = [recorded(answer.frames) for answer in answers if answer.status == 200]
     assert all(stream == streams[0] for stream in streams)
+
+
+class _Gate:
+    """An empty journal whose first reader is kept back behind what it has read, until another request is over."""
+
+    def __init__(self) -> None:
+        self.is_read, self.let = anyio.Event(), anyio.Event()
+
+    async def hold_back(self) -> None:
+        """Wait, if this is the first reader."""
+        if not self.is_read.is_set():
+            self.is_read.set()
+            await self.let.wait()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("text", ["hello", "bye"])
+async def test_a_run_that_comes_and_ends_while_its_journal_is_read_is_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool, text: str
+) -> None:
+    """What the request had read is no longer so: it gets the run's stream, or the refusal of another input."""
+    watched, gate = Watched(), _Gate()
+    journals, agent = JournalFolder(tmp_path), watched.agent(looking())
+    app = going_on(agent, journals) if goes_on else AgentApp(agent, journals=journals)
+    read = FileJournal.read
+
+    async def read_early(journal: FileJournal) -> list[bytes]:
+        lines = await read(journal)
+        await gate.hold_back()
+        return lines
+
+    monkeypatch.setattr(FileJournal, "read", read_early)
+    answers: list[Any] = []
+
+    async def send_early() -> None:
+        answers.append(await ask(app, "POST", "/runs", {**HELLO, "input": text}))
+
+    async with app, anyio.create_task_group() as group:
+        group.start_soon(send_early)
+        await gate.is_read.wait()
+        whole = await ask(app, "POST", "/runs", HELLO)
+        gate.let.set()
+    [early] = answers
+    if text == "hello":
+        assert (early.status, recorded(early.frames)) == (200, recorded(whole.frames))
+        assert early.frames[-1].data["status"] == "completed"
+    else:
+        assert (early.status, early.json) == (409, {"error": OTHER})
 
 
 async def test_the_next_process_knows_the_run(tmp_path: Path) -> None:
