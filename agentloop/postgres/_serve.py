@@ -209,21 +209,23 @@ class _RunServer:
     async def work(self, signals: Collection[signal.Signals], task_status: TaskStatus[None]) -> None:
         """Work until the call is cancelled, or one of *signals* comes."""
         first = await self.claim()
-        async with anyio.create_task_group() as group:
-            taking = anyio.CancelScope()
-            try:
-                with taking:
-                    self.begin(group, taking, first)
-                    if signals:
-                        await group.start(_stop_at, signals, taking)
-                    group.start_soon(self.listen)
-                    task_status.started()
-                    await self.take(group, taking)
-            finally:
-                self.drain()
-                group.cancel_scope.cancel()
-        if self.fatal is not None:
-            raise self.fatal
+        try:
+            async with anyio.create_task_group() as group:
+                taking = anyio.CancelScope()
+                try:
+                    with taking:
+                        self.begin(group, taking, first)
+                        if signals:
+                            await group.start(_stop_at, signals, taking)
+                        group.start_soon(self.listen)
+                        task_status.started()
+                        await self.take(group, taking)
+                finally:
+                    self.drain()
+                    group.cancel_scope.cancel()
+        finally:
+            if self.fatal is not None:  # it comes before a cancellation
+                raise self.fatal
 
     # ------------------------------------------------------------------------------------------ taking runs
 

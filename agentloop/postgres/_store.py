@@ -159,8 +159,8 @@ class PostgresStore:
         finally:
             with anyio.CancelScope(shield=True):  # bounded: one attempt, by the timeout
                 await lease.give_back()
-        if raised is not None:
-            raise raised
+            if raised is not None:  # it comes before a cancellation that has reached the end of the block
+                raise raised
         if not held:
             raise lease.cancelled or lease.lost()
 

@@ -167,6 +167,20 @@ async def test_an_error_of_the_block_is_raised_bare(store: PostgresStore) -> Non
         pass
 
 
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3)])
+async def test_an_error_comes_before_a_cancellation_around_its_block(
+    store: PostgresStore, error: BaseException
+) -> None:
+    """The end of the block waits for its renewals, where the cancellation would take the place of the error."""
+    with pytest.raises(type(error)) as raised, anyio.CancelScope() as outer:
+        async with store.lease("run"):
+            outer.cancel()
+            raise error
+    assert raised.value is error
+    async with store.lease("run"):
+        pass
+
+
 async def test_a_cancelled_block_gives_the_run_back(store: PostgresStore) -> None:
     """At once."""
     with anyio.move_on_after(SHORT) as scope:

@@ -562,6 +562,29 @@ async def test_an_error_that_is_no_exception_ends_the_loop(store: PostgresStore)
     assert (row.attempts, row.held_until) == (1, None)
 
 
+@pytest.mark.parametrize("grace", [60.0, 0.0])
+async def test_an_error_that_is_no_exception_comes_before_a_cancellation(
+    store: PostgresStore, drained: anyio.Event, grace: float
+) -> None:
+    """The caller that cancels the loop is told of it, whether the body raises it by itself or because it is cut."""
+
+    @tool
+    async def leave() -> str:
+        """Leave."""
+        outer.cancel()
+        try:
+            await (drained.wait() if grace else anyio.sleep_forever())
+        finally:
+            raise SystemExit(3)
+
+    await store.submit("run", "clerk", "go")
+    with pytest.raises(SystemExit) as left, anyio.CancelScope() as outer:
+        await serve(store, worker_of(call("leave"), say("no"), tools=[leave]), poll=NEVER, grace=grace)
+    assert left.value.code == 3
+    row = await found(store, "run")
+    assert (row.attempts, row.held_until) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -106,9 +106,9 @@ async def test_a_run_that_comes_and_ends_while_its_journal_is_read_is_streamed(
     async with app, anyio.create_task_group() as group:
         group.start_soon(send_early)
         await gate.is_read.wait()
-        whole = await ask(app, "POST", "/runs", HELLO)
+        answers.append(await ask(app, "POST", "/runs", HELLO))
         gate.let.set()
-    [early] = answers
+    whole, early = answers
     if text == "hello":
         assert (early.status, recorded(early.frames)) == (200, recorded(whole.frames))
         assert early.frames[-1].data["status"] == "completed"
