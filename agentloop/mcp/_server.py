@@ -106,7 +106,7 @@ class MCPServer:
         auth: An `httpx2.Auth` for each request, such as the SDK's `OAuthClientProvider`. A token of that which the
             server refuses is renewed, and the request is sent once more. Not shown in any text.
         http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers`, `auth` and the bounds
-            here.
+            here. With it a session that the server no longer knows is opened anew only after a 404 without a body.
         filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
             tool. By the server's hints a tool that only reads has `reads_only=True`, an idempotent one
             `idempotent=True`, a destructive one `needs_approval=True`; each option that `options` gives replaces that,

@@ -179,9 +179,12 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         session = self.headers.get("mcp-session-id")
         if request["method"] not in ("initialize", "server/discover") and session != SESSION:
-            self.send_response(404)
-            self.send_header("content-length", "0")
+            status, _, body = os.environ.get("RAW_REFUSAL", "404 ").partition(" ")
+            self.send_response(int(status))
+            self.send_header("content-type", "application/json" if body else "text/plain")
+            self.send_header("content-length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body.encode())
             return
         if "id" not in request:
             self.send_response(202)

@@ -308,6 +308,39 @@ async def test_server_by_http_that_was_started_anew(http: Servers) -> None:
         assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
 
 
+def refuse(status: int, code: int, words: str, **message_id: Any) -> str:
+    """Return how a server answers a message of a session that it doesn't know."""
+    return f"{status} " + json.dumps({"jsonrpc": "2.0", "error": {"code": code, "message": words}, **message_id})
+
+
+@pytest.mark.scenario("TS-10")
+@pytest.mark.parametrize(
+    ("refusal", "wanted"),
+    [
+        (refuse(404, -32600, "Session not found", id=None), None),
+        (refuse(404, -32001, "Session not found", id=None), None),
+        (refuse(400, -32000, "Bad Request: No valid session ID provided"), None),
+        ("400 Missing or unknown Session", None),
+        (refuse(400, -32602, "no such field", id=None), "no such field"),
+        (refuse(404, -32601, "no such method", id=None), "no such method"),
+    ],
+)
+async def test_a_session_that_a_server_no_longer_knows_is_opened_anew(
+    http: Servers, refusal: str, wanted: str | None
+) -> None:
+    """In the words of both official SDKs, and of the many servers that say 400; another refusal is the call's."""
+    server = http.make()
+    port = int((server.url or "").rpartition(":")[2].partition("/")[0])
+    async with server:
+        http.close()
+        http.processes.clear()
+        await anyio.to_thread.run_sync(http.start, "raw_server.py", port, {"RAW_REFUSAL": refusal})
+        agent = script_agent("a", call("echo", {"text": "one"}), say("done"), toolsets=[server])
+        result = await Runner.run(agent, "go")
+    assert read_statuses(result) == ["succeeded" if wanted is None else "failed"]
+    assert (wanted or "one") in outputs(result)[0]
+
+
 async def test_server_that_cannot_be_reached_ends_the_run_and_is_named(servers: Servers) -> None:
     """The first time; and the run can be resumed."""
     if servers.kind == "stdio":
