@@ -33,6 +33,7 @@ is_finite: Validator = v.le(sys.float_info.max)
 """Passes numbers above which there are others: neither infinity, nor nan, nor a whole number beyond every float."""
 _is_text = is_a(str)
 _is_no_flag: Validator = v.not_(is_a(bool))  # True and False are numbers to Python, and are never meant as such
+_PLAIN_TEXT = "[^\0\ud800-\udfff]*"
 _is_sequence: Validator = v.and_(is_a(Sequence), v.not_(_is_text))
 
 optional: Callable[[Validator], Validator] = v.optional
@@ -149,6 +150,11 @@ class Fields(Value, frozen=True):
         """Return the validator of a text that isn't empty."""
         return v.and_(self.text(), self.needs("may not be empty", v.min_len(1), quoted=False))
 
+    def plain_text(self, *, quoted: bool = True) -> Validator:
+        """Return the validator of a text that every store takes: it can be encoded, and has no NUL character."""
+        said = "expected text without NUL that can be encoded"
+        return v.and_(self.text(), self.needs(said, v.matches_re(_PLAIN_TEXT), quoted=quoted))
+
     def flag(self, said: str = "expected True or False") -> Validator:
         """Return the validator of True or False."""
         return self.needs(said, is_a(bool))
@@ -263,14 +269,14 @@ def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
 
 
 def check_id(name: str, value: str) -> str:
-    """Return *value* if it is text that says something, and that can be written.
+    """Return *value* if it is text that says something, and that every store takes.
 
     Raises:
         UserTypeError, UserValueError: naming the argument.
     """
     check(name, NAMES.text(), value)
-    said = "expected text that isn't empty and can be encoded"
-    check(name, NAMES.needs(said, v.min_len(1), v.matches_re("[^\ud800-\udfff]*")), value)
+    check(name, NAMES.needs("expected text that isn't empty", v.min_len(1)), value)
+    check(name, NAMES.plain_text(), value)
     return value
 
 

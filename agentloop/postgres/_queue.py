@@ -33,14 +33,15 @@ from typing import Any
 
 from agentloop._common.values import Value
 from agentloop._storage.item_codec import item_from_json
+from agentloop.exceptions import StateError
 from agentloop.items import Item
 from agentloop.postgres._connections import Connection
-from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease
+from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease, describe_cancelled
 from agentloop.postgres._run_rows import StoredStatus
 
 CHANNEL = "agentloop_runs"
 _NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
-_SUBMIT = """
+_SUBMIT = f"""
 INSERT INTO agentloop_leases AS held (run_id, status, agent, since, began_at, served_as, owner, priority, due_at,
     attempts, input)
 VALUES (%(run_id)s, 'queued', %(agent)s, clock_timestamp(), clock_timestamp(), %(agent)s, %(owner)s, %(priority)s,
@@ -49,9 +50,14 @@ ON CONFLICT (run_id) DO UPDATE SET served_as = excluded.served_as, owner = exclu
     due_at = excluded.due_at, attempts = 0, status = coalesce(held.status, 'queued'),
     agent = coalesce(held.agent, excluded.agent), since = coalesce(held.since, excluded.since),
     began_at = coalesce(held.began_at, excluded.began_at), input = excluded.input
-WHERE held.served_as IS NULL
+WHERE held.served_as IS NULL AND held.status IS DISTINCT FROM 'completed' AND NOT {IS_CANCELLED}
 """
-"""Changes nothing if the run was submitted before. One that was begun otherwise is put into the queue as it is."""
+"""Changes nothing if the run was submitted before, or is over. One that was begun otherwise is put into the queue as it
+is. The row is locked in any case."""
+_OVER = f"""
+SELECT {IS_CANCELLED}, coalesce(cancelled_by, '') FROM agentloop_leases AS held
+WHERE run_id = %(run_id)s AND served_as IS NULL
+"""
 _IN_QUEUE = "due_at IS NOT NULL AND waiting IS NULL"
 _DUE = f"""
 held.due_at <= clock_timestamp() AND held.waiting IS NULL
@@ -192,8 +198,18 @@ class Settled(Value, frozen=True):
 
 
 def submit_run(connection: Connection, given: dict[str, Any]) -> bool:
-    """Put the run into the queue; False if it was submitted before."""
-    added: bool = connection.execute(_SUBMIT, given).rowcount > 0
+    """Put the run into the queue; False if it was submitted before.
+
+    Raises:
+        RunCancelled, StateError: it wasn't, and is over.
+    """
+    with connection.transaction():
+        added: bool = connection.execute(_SUBMIT, given).rowcount > 0
+        over = None if added else connection.execute(_OVER, given).fetchone()
+    if over is not None and over[0]:
+        raise describe_cancelled(given["run_id"], over[1])
+    if over is not None:
+        raise StateError(f"run {given['run_id']!r} is over: it has completed")
     notify(connection)
     return added
 

@@ -97,13 +97,14 @@ class PostgresStore:
         application: str | None = None,
         worker: str | None = None,
     ) -> None:
-        check("conninfo", NAMES.text(), conninfo)
+        check("conninfo", NAMES.plain_text(quoted=False), conninfo)  # it may hold a password
         check("connections", NAMES.count(), connections)
         check("timeout", NAMES.seconds(), timeout)
         self.connections: Connections = Connections(conninfo, connections, timeout)
         self._most = connections
-        check("application", optional(NAMES.words()), application)
-        check("worker", optional(NAMES.words()), worker)
+        for name, given in {"application": application, "worker": worker}.items():
+            check(name, optional(NAMES.words()), given)
+            check(name, optional(NAMES.plain_text()), given)
         self._named = {"application": application, "worker": worker or f"{socket.gethostname()}-{os.getpid()}"}
         self._renewals = Renewals(self.connections)
 
@@ -172,8 +173,8 @@ class PostgresStore:
         """Give a run to the workers that `serve` the agent. Returns once it is in the database, not when it has begun.
 
         May be repeated, by an id that your application chooses: an order's number, say. True if the run is in the queue
-        now, False if it was submitted before; then nothing is changed. A run that was begun without `serve`,
-        or that waits for its verdicts, is continued from where it is, and *input* isn't used.
+        now, False if it was submitted before; then nothing is changed, also if the run is over. A run that was begun
+        without `serve`, or that waits for its verdicts, is continued from where it is, and *input* isn't used.
 
         Args:
             run_id: The run.
@@ -183,6 +184,8 @@ class PostgresStore:
             priority: From -1000 to 1000. Runs of a higher number come first, of all owners.
 
         Raises:
+            RunCancelled: the run wasn't submitted before, and was cancelled by `cancel`. `retry` takes that back.
+            StateError: the run wasn't submitted before, and has completed.
             UserError: an argument is wrong.
             JournalError: the database refuses or can't be reached. Whether the run is in the queue isn't known:
                 submit it again.
@@ -199,7 +202,7 @@ class PostgresStore:
         """
         check_id("run_id", run_id)
         check_id("agent", agent)
-        check("owner", NAMES.text(), owner)
+        check("owner", NAMES.plain_text(), owner)
         check("priority", NAMES.count(-_MOST_PRIORITY), priority)
         at_most = fits(lambda given: given <= _MOST_PRIORITY)
         check("priority", NAMES.needs(f"expected at most {_MOST_PRIORITY}", at_most, error=UserValueError), priority)
@@ -282,6 +285,7 @@ class PostgresStore:
         """
         check_id("run_id", run_id)
         check("by", optional(NAMES.words()), by)
+        check("by", optional(NAMES.plain_text()), by)
         return await self._ask(lambda db: operating.cancel_run(db, run_id, by))
 
     async def retry(self, run_id: str, *, key: bytes | None = None, older_seals: bool = False) -> None:
@@ -414,7 +418,7 @@ class PostgresStore:
         *,
         waiting: bool,
     ) -> list[StoredRun]:
-        check("agent", optional(NAMES.text()), agent)
+        check("agent", optional(NAMES.plain_text()), agent)
         seconds = check_seconds("older_than", older_than, zero=True)
         check_count("limit", limit)
         one = statuses[0] if statuses is not None and len(statuses) == 1 else None

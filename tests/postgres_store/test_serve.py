@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,10 +20,19 @@ from kit.ending import Rendezvous
 from postgres_store import served_worker
 from postgres_store.server import Server
 
-from agentloop import Agent, RunConfig, RunHooks, RunState, ToolContext, ToolExecution, tool
+from agentloop import Agent, RunConfig, RunHooks, Runner, RunState, ToolContext, ToolExecution, tool
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import UserMessage
-from agentloop.postgres import PostgresJournal, PostgresStore, ServedRun, StoredRun, serve
+from agentloop.postgres import (
+    PostgresJournal,
+    PostgresMemory,
+    PostgresSession,
+    PostgresStore,
+    RunCancelled,
+    ServedRun,
+    StoredRun,
+    serve,
+)
 from agentloop.postgres import _queue as queue
 from agentloop.postgres import _serve as serving_module
 from agentloop.records import CallSettled, CallStarted
@@ -629,6 +639,86 @@ async def test_wrong_submissions_are_refused(store: PostgresStore) -> None:
     with pytest.raises(UserTypeError, match="owner: "):
         await store.submit("run", "clerk", "go", owner=None)  # type: ignore[arg-type]
     assert await store.find("run") is None
+
+
+@pytest.mark.parametrize("wrong", ["a\0", "\ud800"])
+async def test_text_that_no_row_can_have_is_refused_by_the_name_of_its_argument(
+    store: PostgresStore, conninfo: str, wrong: str
+) -> None:
+    """Everywhere in this package, before anything is sent; an address isn't quoted, as it may hold a password."""
+    refused: dict[str, list[Callable[[], Any]]] = {
+        "run_id": [
+            lambda: store.submit(wrong, "clerk", "go"),
+            lambda: store.find(wrong),
+            lambda: store.cancel(wrong),
+            lambda: store.retry(wrong),
+            lambda: store.delete(wrong),
+            lambda: store.lease(wrong).__aenter__(),
+        ],
+        "agent": [lambda: store.submit("run", wrong, "go"), lambda: store.runs(agent=wrong)],
+        "owner": [lambda: store.submit("run", "clerk", "go", owner=wrong)],
+        "by": [lambda: store.cancel("run", by=wrong)],
+        "after": [lambda: store.runs(after=wrong), lambda: store.waiting(after=f"1.0:{wrong}")],
+        "run": [lambda: PostgresJournal(store, wrong)],
+        "session_id": [lambda: PostgresSession(store, wrong)],
+        "scope": [lambda: PostgresMemory(store).load(wrong)],
+        "conninfo": [lambda: PostgresStore(conninfo + wrong)],
+        "application": [lambda: PostgresStore(conninfo, application=wrong)],
+        "worker": [lambda: PostgresStore(conninfo, worker=wrong)],
+    }
+    for name, uses in refused.items():
+        for use in uses:
+            with pytest.raises(UserValueError) as said:
+                if isawaitable(given := use()):
+                    await given
+            assert str(said.value).startswith(f"{name}: expected text without NUL that can be encoded")
+            assert (repr(wrong)[1:-1] in str(said.value)) == (name != "conninfo")
+    assert await store.runs() == []
+
+
+@pytest.mark.parametrize("text", ["a\0", "\ud800"])
+async def test_an_input_of_any_text_is_run(store: PostgresStore, text: str) -> None:
+    """The row and the journal have it in JSON, which escapes what they can't hold."""
+    given: list[str] = []
+
+    def answer(request: Any) -> Any:
+        given.append(request.items[0].text)
+        return say("done")
+
+    await store.submit("run", "clerk", text)
+    async with serving(store, worker_of(answer)):
+        await until(store, "run", lambda row: row.status == "completed")
+    assert given == [text]
+
+
+async def test_who_submits_a_run_that_is_over_is_told(store: PostgresStore) -> None:
+    """It was begun otherwise: no worker would have anything to do. One that was submitted stays as it is."""
+
+    @tool(needs_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = worker_of(call("pay"), say("done"), tools=[pay])
+    waits = PostgresJournal(store, "cancelled")
+    await Runner.run(agent, "go", journal=waits)
+    assert await store.cancel("cancelled", by="ann")
+    await Runner.run(worker_of(say("done")), "go", journal=PostgresJournal(store, "completed"))
+    before = await store.runs()
+    for _ in range(2):
+        with pytest.raises(RunCancelled, match="run 'cancelled' was cancelled by ann"):
+            await store.submit("cancelled", "clerk", "go")
+        with pytest.raises(StateError, match="run 'completed' is over: it has completed"):
+            await store.submit("completed", "clerk", "go")
+    assert await store.runs() == before
+    assert all(row.due_at is None and row.owner is None for row in before)
+    await store.retry("cancelled")
+    assert await store.submit("cancelled", "clerk", "go")
+
+    assert await store.submit("queued", "clerk", "go")
+    assert await store.cancel("queued")
+    assert not await store.submit("queued", "clerk", "go")
+    assert (await found(store, "queued")).status == "cancelled"
 
 
 async def test_a_run_whose_journal_is_damaged_is_dead(store: PostgresStore) -> None:
