@@ -23,6 +23,7 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("benchmarks.guards")
 
 
+@pytest.mark.slow
 def test_counts_stay_within_a_tenth_of_the_stored_ones(guards: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither calls nor records nor memory blocks have moved, on either backend."""
     checked: Any = Log.append

@@ -318,6 +318,7 @@ def others_in(base: Path) -> set[Path]:
     return {path for path in found if not path.name.startswith("memory.db")}
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("ME-01")
 @settings(max_examples=30, deadline=None)
 @given(

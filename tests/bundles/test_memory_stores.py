@@ -133,6 +133,7 @@ async def test_each_path_that_no_memory_has_is_refused_by_each_store(tmp_path: P
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @given(steps=STEPS)
 def test_stores_answer_alike_to_all_paths(steps: list[dict[str, str | None]]) -> None:
     """What one store takes or refuses, the other does, in the same words; what was taken comes back from both."""

@@ -89,6 +89,7 @@ LIKELY = st.lists(ITEM | ITEM.map(json.dumps) | ANY, max_size=3)
 ARGUMENTS = st.fixed_dictionaries({"todos": LIKELY | LIKELY.map(json.dumps) | ANY}, optional={"more": ANY}) | ANY
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 @settings(deadline=None, max_examples=80)
 @given(sent=ARGUMENTS | ARGUMENTS.map(json.dumps), backend=st.sampled_from(["asyncio", "trio"]))

@@ -32,6 +32,7 @@ def test_as_many_run_at_once_as_the_cap_allows(
     assert len(result.stdout.split()) == 20
 
 
+@pytest.mark.slow
 def test_many_requests_lose_none(invoke: Invoke, agent: AgentOf) -> None:
     """A thousand requests, more than are read ahead, are all answered."""
     result = invoke("run", agent("echo"), input="".join(f"{n}\n" for n in range(1_000)))

@@ -134,6 +134,7 @@ def test_undecided_call_of_a_pipe_gives_3(
     assert invoke("chat", agent("talker"), "--approve", "always", input="erase a\n").stdout == "a is erased\n"
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_told_before_a_message_is_read(invoke: Invoke, agent: AgentOf, tmp_path: Path) -> None:
     """A target, a model, a terminal to ask at, and a session file that is none."""
     assert invoke("chat", agent("nothing")).exit_code == 2

@@ -58,6 +58,7 @@ def test_wrong_context_is_refused_before_a_run(
     assert said in refused.stderr
 
 
+@pytest.mark.slow
 def test_job_keeps_the_name_of_its_context(
     invoke: Invoke, agent: AgentOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

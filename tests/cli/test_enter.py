@@ -47,6 +47,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> Pat
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_debugger_stops_in_the_body(sums: Path, start: Start) -> None:
     """At its first line, with its arguments; steps lead over an await. A body may run in a thread, too.
 

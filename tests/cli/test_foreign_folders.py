@@ -114,6 +114,7 @@ def test_code_of_a_folder_from_elsewhere_needs_a_word(invoke: Invoke, foreign: P
     assert invoke("resume", "sent").stdout == "done\n"  # it goes on here now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("typed", "code"), [("n\n", 2), ("y\n", 0)])
 def test_code_of_a_folder_from_elsewhere_is_asked_for_at_a_terminal(
     start: Any, foreign: Path, typed: str, code: int
@@ -136,6 +137,7 @@ def test_question_can_not_control_the_terminal(invoke: Invoke, foreign: Path) ->
     assert "\u202e" not in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["copied", "moved", "as an older version wrote it"])
 def test_folder_that_is_elsewhere_now_needs_a_word(invoke: Invoke, agent: AgentOf, job: Path, change: str) -> None:
     """The job is one's own, but nothing shows that any more."""

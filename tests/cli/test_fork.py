@@ -94,6 +94,7 @@ def test_an_edit_is_refused_with_its_rule(shop: Path, invoke: Invoke) -> None:
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-14")
 def test_an_interruption_leaves_nothing(shop: Path, start: Start) -> None:
     """No journal of a branch that was cut off, nor of one that had ended."""

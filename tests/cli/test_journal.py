@@ -388,6 +388,7 @@ def test_a_missing_model_ends_a_kept_batch_once(invoke: Invoke, agent: AgentOf, 
     assert invoke("resume", done, "--model", "nowhere:model").stdout == "[one]\n"
 
 
+@pytest.mark.slow
 def test_bar_of_a_resumed_job_has_its_total(start: Start, invoke: Invoke, agent: AgentOf, kept: str) -> None:
     """The requests were copied, so their number is known, also if the file has gone since."""
     assert invoke("run", agent("failing"), "--journal", kept, input="one\n\ntwo\n").exit_code == 0

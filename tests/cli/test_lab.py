@@ -95,6 +95,7 @@ def test_an_unchanged_agent_is_the_same(shop: Path, invoke: Invoke, backend: str
     assert not Path("bank.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-07")
 def test_a_bad_edit_is_worse_than_the_baseline(shop: Path, invoke: Invoke) -> None:
     """The table, the lines that say what is worse, and the exit code; a good edit is none."""

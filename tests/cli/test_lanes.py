@@ -213,6 +213,7 @@ def test_conversation_has_lanes_and_usage_but_no_table(start: Start, agent: Agen
     assert "outcome" not in terminal.shown
 
 
+@pytest.mark.slow
 def test_without_a_terminal_rich_is_not_imported(agent: AgentOf) -> None:
     """It takes as long to import as the rest of the command."""
     program = (

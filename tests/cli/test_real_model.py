@@ -49,6 +49,7 @@ def _models_of(notes: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_one_request_makes_one_valid_call_and_an_answer(start: Start, notes: Path, backend: str) -> None:
     """The run prints JSON, so that the events can be looked at, and no process is left running."""
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
@@ -102,6 +103,7 @@ def test_a_signal_in_the_middle_of_an_answer_leaves_nothing_running(
     assert _models_of(notes) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 def test_the_model_ends_when_the_command_is_killed(start: Start, notes: Path, backend: str) -> None:
     """The model's process ends in every case; the test waits for its end."""

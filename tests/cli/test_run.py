@@ -78,6 +78,7 @@ def test_a_failing_run_ends_with_1_and_its_error_without_secrets(invoke: Invoke,
     assert "hunter2" not in traced.stderr
 
 
+@pytest.mark.slow
 def test_failed_tool_is_told_of_once(start: Start, agent: AgentOf) -> None:
     """By the display; the line of the log, which nothing else shows, isn't written beside it. In JSON it is."""
     told = start("run", agent("clumsy"), "go").communicate(timeout=30)[1]

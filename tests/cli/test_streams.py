@@ -138,6 +138,7 @@ async def test_a_closed_pipe_is_an_error_of_its_own(anyio_backend: object) -> No
             output.write_last("lost")
 
 
+@pytest.mark.slow
 def test_last_words_give_up_on_a_reader_that_stands_still() -> None:
     """The process must end, even if its last words are never read."""
     reading, writing = os.pipe()

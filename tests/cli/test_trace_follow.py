@@ -105,6 +105,7 @@ async def reading(url: str) -> AsyncIterator[Page]:
             yield Page(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 async def test_what_a_run_appends_is_on_the_page(tmp_path: Path, kind: str) -> None:
     """Each event has the rows that changed, and no others; a client that comes later gets all of them."""
@@ -141,6 +142,7 @@ async def test_what_a_database_shows_later_than_its_files_is_read_too() -> None:
     assert len(followed.rows) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-17")
 async def test_the_moments_of_a_growing_journal_are_those_of_the_whole(tmp_path: Path) -> None:
     """Each event has those that are new; a journal that takes its place begins again, a later client gets all."""

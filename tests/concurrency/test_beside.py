@@ -102,6 +102,7 @@ def position_of(error: BaseException) -> int:
     return position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_own", [False, True], ids=["all in tasks", "one here"])
 async def test_the_first_error_by_position_leaves_and_a_fatal_one_outranks_it(*, has_own: bool) -> None:
     """Every combination of three pieces. The last one may be done in the current task."""

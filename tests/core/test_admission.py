@@ -256,6 +256,7 @@ class TestAdmission(AdmissionMachine.TestCase):  # type: ignore[misc,valid-type]
 # ---------------------------------------------------------------------------------------------- who must not starve
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-14")
 @given(
     capacities=st.lists(st.integers(1, 3), min_size=1, max_size=3),

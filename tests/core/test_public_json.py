@@ -50,6 +50,7 @@ def _pure(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 @given(RECORDS)
 def test_a_record_has_its_stored_form_and_is_read_back(record: r.Record) -> None:
     """What is read is written alike; without secrets it is equal."""

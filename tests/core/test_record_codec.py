@@ -214,6 +214,7 @@ def test_the_first_of_several_faults_is_named() -> None:
     assert len(refusal({"kind": "batch_ended", "path": [], "turn": 1, "at": 1.0, "x" * 9_000: 1})) <= 600
 
 
+@pytest.mark.slow
 @given(RECORDS, st.data())
 @settings(max_examples=300)
 def test_a_changed_record_is_refused_or_means_what_it_says(record: r.Record, data: st.DataObject) -> None:
@@ -244,6 +245,7 @@ def test_a_changed_record_is_refused_or_means_what_it_says(record: r.Record, dat
     assert encode(record_to_json(record_from_json(again))) == encode(again)
 
 
+@pytest.mark.slow
 @given(RECORDS, VALUES | WIDE, st.data())
 def test_python_values_in_place_of_json_are_refused_too(record: r.Record, value: Any, data: st.DataObject) -> None:
     """Data that never was JSON text is refused: objects, keys that are no texts, bytes."""

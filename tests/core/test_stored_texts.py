@@ -75,6 +75,7 @@ def line_of(record: r.Record) -> bytes:
     return encode(record_to_json(record), None)
 
 
+@pytest.mark.slow
 @given(st.lists(RECORDS, max_size=3))
 def test_a_line_is_the_canonical_text_of_the_object(records: list[r.Record]) -> None:
     """One record has the same bytes alone, in an array and by way of its JSON object; it reads as what it was."""
@@ -245,6 +246,7 @@ def test_what_no_record_writes_is_refused(line: bytes) -> None:
         record_from_line(line)
 
 
+@pytest.mark.slow
 @given(RECORDS, st.data())
 @settings(max_examples=300)
 def test_a_changed_text_is_read_alike_in_one_pass_and_opened(record: r.Record, data: st.DataObject) -> None:

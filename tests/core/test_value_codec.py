@@ -113,6 +113,7 @@ class ModelData:
 # -- what comes back
 
 
+@pytest.mark.slow
 @given(PLAIN_VALUES)
 @settings(max_examples=300)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
@@ -120,12 +121,14 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     assert back(value) == untupled(value)
 
 
+@pytest.mark.slow
 @given(OWN_VALUES)
 def test_the_librarys_own_values_come_back_as_what_they_were(value: Any) -> None:
     """Verdicts and filters' answers keep their type; the way is a fixed point."""
     assert type(back(value)) is type(value)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_any_value_has_a_fixed_point(value: Any) -> None:
     """A value that can't be kept is replaced once, and then stays the same."""
@@ -250,6 +253,7 @@ def test_definitions_and_contexts_are_only_named() -> None:
         assert value_to_json({"x": value}) == {"x": {"$repr": f"<{type(value).__name__}>"}}
 
 
+@pytest.mark.slow
 def test_cycles_and_depth_end_in_a_repr() -> None:
     """A value inside itself and a hundred thousand levels don't use up the stack."""
     cycle: dict[str, Any] = {}
@@ -371,6 +375,7 @@ def test_hostile_depth_is_refused() -> None:
     assert "nested too deeply" in refusal(deep)
 
 
+@pytest.mark.slow
 @given(VALUES, st.data())
 @settings(max_examples=300)
 def test_changed_json_is_refused_or_means_what_it_says(value: Any, data: st.DataObject) -> None:

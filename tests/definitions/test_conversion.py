@@ -540,6 +540,7 @@ def converted(make: Callable[[], Any]) -> Any:
     return type(value), value
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_msgspec_and_the_strict_converter_agree(data: st.DataObject) -> None:
@@ -566,6 +567,7 @@ HOSTILE = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["amount", "order", "tips", "more", "x", "self"]), HOSTILE, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_hostile_arguments_are_bound_or_refused_by_typed_errors(sent: dict[str, Any]) -> None:

@@ -184,6 +184,7 @@ def test_a_mapping_that_fails_is_a_fault_like_any_other() -> None:
     assert refusal({"type": "compaction", "data": Broken()}) == "Malformed item: RuntimeError @ $"
 
 
+@pytest.mark.slow
 def test_the_codecs_are_not_imported_before_they_are_needed() -> None:
     """The codecs cost nothing until an item is written or read."""
     program = "import agentloop, sys; print('agentloop._storage.stored_forms' in sys.modules)"

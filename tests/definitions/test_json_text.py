@@ -77,6 +77,7 @@ def test_blank_text_means_no_arguments(text: str) -> None:
     assert parse_object(text, LIMITS, tool="t") == {}
 
 
+@pytest.mark.slow
 @given(JSON_OBJECTS)
 def test_an_object_comes_back_as_it_was_written(value: dict[str, Any]) -> None:
     """Text that json writes, indented or not, is parsed to the same value of the same types."""
@@ -108,6 +109,7 @@ def test_text_that_is_not_json_is_quoted_with_the_place(text: str, place: int) -
     assert said.endswith(f": {quote(text)}")
 
 
+@pytest.mark.slow
 @given(JSON_OBJECTS)
 def test_arguments_that_were_written_as_json_in_json_are_read(value: dict[str, Any]) -> None:
     """Once, and not where the setting is off."""
@@ -204,6 +206,7 @@ def most_digits(value: Any) -> int:
     return sum(map(str.isdigit, json.dumps(value))) if is_number else 0
 
 
+@pytest.mark.slow
 @given(JSON_OBJECTS, st.integers(1, 6), st.integers(1, 12))
 def test_limits_refuse_what_is_beyond_them_and_nothing_else(value: dict[str, Any], depth: int, digits: int) -> None:
     """The limits hold for any content of strings and any layout of the text."""

@@ -368,6 +368,7 @@ def test_every_fault_is_named() -> None:
     assert message == "x: Expected `int`, got `str`; geo.lat: Expected `float`, got `str`; missing: y; unknown: z, w"
 
 
+@pytest.mark.slow
 @given(st.sets(st.sampled_from(list(GOOD))), st.sets(st.sampled_from(["u", *GOOD])), st.sets(st.text(min_size=1)))
 def test_any_set_of_faults_is_named(wrong: set[str], missing: set[str], unknown: set[str]) -> None:
     """For any combination of faults the message names each fault, and no correct argument."""
@@ -694,6 +695,7 @@ def typed_values(draw: st.DrawFn) -> tuple[Any, Any]:
     return base, draw(one)
 
 
+@pytest.mark.slow
 @given(st.lists(typed_values(), max_size=5), st.data())
 def test_values_survive_the_way_through_json(typed: list[tuple[Any, Any]], data: st.DataObject) -> None:
     """The schema accepts the JSON that msgspec writes and binds it to equal values, with one key in any order."""

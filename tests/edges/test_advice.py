@@ -27,6 +27,7 @@ def texts_of(path: Path) -> Iterator[str]:
                     yield part.value
 
 
+@pytest.mark.slow
 def test_no_error_of_the_library_is_redacted_in_its_own_words() -> None:
     """Redaction leaves every text of the library unchanged, though it would redact an `api_key=…`."""
     texts = [text for path in PACKAGE.rglob("*.py") if path.name not in OF_SECRETS for text in texts_of(path)]

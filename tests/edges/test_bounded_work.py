@@ -116,6 +116,7 @@ def test_ten_times_the_answer_is_at_most_eleven_times_the_work(interface: str, p
     assert counts[2] <= 11 * counts[1] + 5_000
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-13")
 def test_an_answer_has_a_bounded_number_of_parts() -> None:
     """So its end, where they become items, is one short step: more of them are an error."""
@@ -236,6 +237,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 blanks = st.sampled_from([None, 1, "\t"])
 
 
+@pytest.mark.slow
 @given(values, blanks, st.data())
 def test_a_long_text_is_read_as_a_short_one(value: Any, indent: Any, data: st.DataObject) -> None:
     """Value by value: the same value, and the same texts are refused."""
@@ -254,6 +256,7 @@ def test_a_long_text_is_read_as_a_short_one(value: Any, indent: Any, data: st.Da
         assert list(_long_json.read_in_steps(broken)) == expected
 
 
+@pytest.mark.slow
 async def test_a_text_is_long_by_its_values_not_by_its_size() -> None:
     """A picture is short, however large. What is too much to be read at all is named."""
     picture = json.dumps({"image": "A" * 1_000_000})

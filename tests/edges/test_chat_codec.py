@@ -460,6 +460,7 @@ CALLS = ": OK\r\n\r\n" + stream_text(
 ).replace("\n", "\r\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", [TEXT, CALLS])
 def test_a_recorded_response_cut_at_every_byte_gives_the_same_events(payload: str) -> None:
     """The events don't depend on how the network cuts the bytes."""

@@ -59,6 +59,7 @@ def orphan(tmp_path: Path) -> Iterator[tuple[str, str]]:
             os.kill(int(child), signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_a_forked_child_keeps_no_lock_of_its_parent(
     orphan: tuple[str, str], tmp_path: Path, anyio_backend: Any
 ) -> None:

@@ -638,6 +638,7 @@ def packed(*pieces: bytes, encoding: str = "gzip") -> httpx.Response:
     return httpx.Response(200, headers=SSE | {"content-encoding": encoding}, content=_body(*pieces))
 
 
+@pytest.mark.slow
 async def test_a_compressed_answer_is_unpacked_in_bounded_steps() -> None:
     """The answer may be cut anywhere; a huge one fails at the decoder's bound and is never whole in memory."""
     data = gzip.compress(GOOD + DONE)

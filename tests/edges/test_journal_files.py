@@ -213,6 +213,7 @@ def test_a_file_that_is_not_open_can_not_be_written(path: Path) -> None:
     assert storage.read() == b"x" * 100_000
 
 
+@pytest.mark.slow
 def test_a_hole_of_any_size_is_not_read_whole(path: Path) -> None:
     """A few lines before it are found, and it counts as what a crash has lost; so an append cuts it off."""
     storage = FileStorage(str(path))
@@ -504,6 +505,7 @@ async def test_a_journal_is_closed_in_a_cancelled_scope_too(
         assert await journal.read() == A + B
 
 
+@pytest.mark.slow
 async def test_a_forgotten_journal_is_let_go_by_the_collector(make: Callable[[], Journal], anyio_backend: Any) -> None:
     """The collector gives its lock back too, without a warning about an open connection."""
     journal = make()

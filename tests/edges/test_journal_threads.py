@@ -132,6 +132,7 @@ async def test_a_worker_that_is_called_as_it_gives_up_comes(anyio_backend: Any) 
     assert late.calls == [_thread._LINGER, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 async def test_whatever_a_job_raises_is_the_callers(error: type[BaseException], anyio_backend: Any) -> None:
     """The worker lives on, and the error leads to no circle of references."""
@@ -345,6 +346,7 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doesn't fork")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_forked_child_begins_anew(backend: str) -> None:

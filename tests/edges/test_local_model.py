@@ -71,6 +71,7 @@ async def until_gone(pid: int) -> None:
 # ---------------------------------------------------------------------------------------------- the real one
 
 
+@pytest.mark.slow
 @needs_model
 @real
 async def test_the_local_model_streams_a_valid_call_and_frees_its_place_when_cancelled() -> None:
@@ -202,6 +203,7 @@ async def _read_two_at_once(model: HttpModel, request: ModelRequest) -> None:
             two.start_soon(read, 1)
 
 
+@pytest.mark.slow
 @needs_model
 @real
 async def test_tools_the_template_would_ignore_are_refused() -> None:
@@ -214,6 +216,7 @@ async def test_tools_the_template_would_ignore_are_refused() -> None:
             await anext(events)
 
 
+@pytest.mark.slow
 @needs_model
 @real
 async def test_a_child_that_died_is_named_as_the_cause() -> None:
@@ -242,6 +245,7 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @needs_model
 @real
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])

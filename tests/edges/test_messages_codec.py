@@ -495,6 +495,7 @@ def test_blocks_become_items_in_their_order_with_all_that_was_spent() -> None:
     assert (usage.reasoning_tokens, usage.total_tokens, usage.model) == (7, 36, "claude-x")
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("WR-02")
 def test_a_response_cut_at_any_byte_is_an_error_and_split_at_any_byte_is_whole() -> None:
     """A short answer would look like a whole one."""

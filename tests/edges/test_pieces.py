@@ -82,6 +82,7 @@ def draw_history(seed: int) -> list[list[Item]]:
     return turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interface", ENCODERS)
 @given(seed=st.integers(0, 1 << 30), most=st.sampled_from([0, 300, 3_000, 16_000_000]))
 def test_a_body_of_kept_pieces_is_the_body_written_anew(interface: str, seed: int, most: int) -> None:

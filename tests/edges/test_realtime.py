@@ -712,6 +712,7 @@ async def test_a_message_may_come_in_fragments(anyio_backend: Any) -> None:
     assert isinstance(events[-1], ResponseDone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(Stall(),), (Say(("Hel",)), Stall())], ids=["at once", "begun"])
 async def test_a_whole_answer_has_its_time(steps: tuple[Step, ...], anyio_backend: Any) -> None:
     """Where that ends before the time for an event, it is what the error names; the next request works."""

@@ -32,6 +32,7 @@ REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
 # ---------------------------------------------------------------------------------------------- the conversation
 
 
+@pytest.mark.slow
 @given(st.lists(items, max_size=6), st.lists(items, max_size=6))
 def test_a_servers_conversation_is_the_history_and_no_more(first: list[Item], second: list[Item]) -> None:
     """Whatever histories come one after the other, the server has the last, each item once, after what is deleted."""

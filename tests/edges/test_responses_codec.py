@@ -270,6 +270,7 @@ def test_every_cut_of_the_bytes_is_an_error_and_pieces_of_a_byte_are_the_same() 
     assert [*events, *decoder.finish("req_1")] == _decode_all(make_stream())
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_events_of_any_shape_are_an_answer_or_an_error_of_ours(data: st.DataObject) -> None:
     """A field may be missing, null, or of another type."""

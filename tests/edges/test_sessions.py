@@ -640,6 +640,7 @@ async def test_a_session_is_closed_in_a_cancelled_scope_too(path: Path, anyio_ba
     assert not path.with_name("s.db-wal").exists()
 
 
+@pytest.mark.slow
 async def test_a_forgotten_session_is_closed_by_the_collector(path: Path, anyio_backend: Any) -> None:
     """The collector closes a forgotten session without a warning about an open connection."""
     session = SQLiteSession(path)

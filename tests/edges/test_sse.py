@@ -104,6 +104,7 @@ def test_a_line_and_an_event_may_be_as_long_as_the_stream() -> None:
         decode([b"data: " + b"a" * 93 + b"\n\n"], max_total=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"data: " + b"a" * 2_000_000 + b"\n", b"data\n", b"data:ab\n", b"data: \xc3\n"])
 def test_memory_is_a_small_multiple_of_the_longest_event(line: bytes) -> None:
     """Also if the event has many short lines: what has come of it is kept as bytes."""

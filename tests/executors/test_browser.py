@@ -69,6 +69,7 @@ async def seen(browser: Browser) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @chromium
 async def test_the_page_sees_what_a_person_would_do(tmp_path: Path) -> None:
     """Clicks, typing, keys, scrolling and dragging; a screenshot has the display's size."""
@@ -104,6 +105,7 @@ async def test_the_page_sees_what_a_person_would_do(tmp_path: Path) -> None:
         assert struct.unpack(">II", picture[16:24]) == (640, 480)
 
 
+@pytest.mark.slow
 @chromium
 async def test_what_can_not_be_done_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unknown keys, a page that isn't there, a script that throws, a request that the browser refuses."""
@@ -145,6 +147,7 @@ async def test_what_can_not_be_done_is_an_error(tmp_path: Path, monkeypatch: pyt
             await browser.screenshot()
 
 
+@pytest.mark.slow
 @chromium
 @pytest.mark.scenario("EX-01", "EX-04")
 async def test_a_run_with_a_browser(tmp_path: Path) -> None:
@@ -163,6 +166,7 @@ async def test_a_run_with_a_browser(tmp_path: Path) -> None:
         await browser.screenshot()
 
 
+@pytest.mark.slow
 @chromium
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no /proc")
 async def test_a_browser_gets_no_key_of_the_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +177,7 @@ async def test_a_browser_gets_no_key_of_the_application(tmp_path: Path, monkeypa
         assert processes_with(f"sk-{tmp_path}", "environ") == []
 
 
+@pytest.mark.slow
 @chromium
 async def test_any_folder_of_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a socket is short, that of the folder need not be; a browser leaves nothing in it."""
@@ -209,6 +214,7 @@ DIALOGS = {
 }
 
 
+@pytest.mark.slow
 @chromium
 @pytest.mark.parametrize("name", DIALOGS)
 async def test_dialogs_of_a_page_hold_nobody(tmp_path: Path, name: str) -> None:

@@ -446,6 +446,7 @@ def test_cancelled_at_every_step(backend: Any, kind: Kind) -> None:
             assert isinstance(watch.records[-1], r.RunEnded), at
 
 
+@pytest.mark.slow
 @pytest.mark.real_clock
 @pytest.mark.scenario("EX-01", "EX-02", "EX-03")
 async def test_real_executors_cancelled_at_many_moments(tmp_path: Any) -> None:

@@ -238,6 +238,7 @@ def count_calls(root: Path) -> int:
     return faults.count
 
 
+@pytest.mark.slow
 def test_a_failure_of_any_system_call_leaves_every_file_as_before(tmp_path: Path) -> None:
     """A disk that is full at any moment: an error, and the tree as before; after the decision the tree is changed."""
     total = count_calls(make_tree(tmp_path / "counted"))
@@ -285,6 +286,7 @@ def test_the_way_without_hard_links(tmp_path: Path) -> None:
         assert stat.S_IMODE((root / "a.txt").stat().st_mode) == 0o640
 
 
+@pytest.mark.slow
 def test_a_real_limit_of_file_sizes(root: Path) -> None:
     """As a full disk, the kernel refuses the write: an error, and every file as before."""
     program = (
@@ -325,6 +327,7 @@ for at in map(int, sys.argv[2:]):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_system_call_the_next_use_undoes_it(tmp_path: Path) -> None:
     """The process dies by SIGKILL before a call; the next use of an editor finds the tree as before, or as after."""
     total = count_calls(make_tree(tmp_path / "counted"))
@@ -673,6 +676,7 @@ async def test_the_undo_of_what_was_left_can_be_cancelled(root: Path, monkeypatc
     assert not work.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-13")
 async def test_a_search_is_cancelled_within_some_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch that almost fits everywhere ends with its call, and no file is changed."""

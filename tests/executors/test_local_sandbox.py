@@ -172,6 +172,7 @@ async def test_a_folder_that_another_program_keeps_locked(tmp_path: Path, monkey
     assert list(boxes.folder.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_removal_of_what_resists(tmp_path: Path) -> None:
     """Folders that can't be read, files that can't be written, links, pipes, and a tree deeper than any path."""
     boxes = LocalSandboxes(tmp_path / "boxes", isolation="none")
@@ -383,6 +384,7 @@ async def _judge(place: Path) -> str:
     return "resumed" if names else "unnamed"
 
 
+@pytest.mark.slow
 async def test_a_process_that_has_a_sandbox_keeps_it_from_others(tmp_path: Path) -> None:
     """A lock ends with its process, and not before: then the sandbox is found again, and a prune may look at it."""
     boxes = LocalSandboxes(tmp_path / "boxes", isolation="none")
@@ -483,6 +485,7 @@ def test_the_trial_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert why in said
 
 
+@pytest.mark.slow
 @isolated
 async def test_a_command_in_namespaces(tmp_path: Path) -> None:
     """It writes in its own folders alone, sees no process of the machine, has no network, and gains no rights."""

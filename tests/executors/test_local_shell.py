@@ -124,6 +124,7 @@ async def test_a_time_that_is_over_before_the_command_starts_is_a_time_out(tmp_p
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("way", ["cancel", "timeout"])
 async def test_every_process_is_ended(tmp_path: Path, way: str) -> None:
@@ -160,6 +161,7 @@ async def test_processes_left_in_the_background_are_ended(tmp_path: Path) -> Non
     assert not any(map(is_alive, await pids_in(tmp_path / "pids", 2)))
 
 
+@pytest.mark.slow
 @linux
 async def test_a_fork_bomb_is_ended(tmp_path: Path) -> None:
     """Processes that start others all the time, half of them in sessions of their own."""
@@ -192,6 +194,7 @@ def _is_of(pid: int, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @linux
 async def test_the_death_of_the_application_ends_its_commands(tmp_path: Path) -> None:
     """It is killed by SIGKILL within a command, and no process is left."""
@@ -207,6 +210,7 @@ async def test_the_death_of_the_application_ends_its_commands(tmp_path: Path) ->
     await until(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 @linux
 async def test_a_forked_child_of_the_application_keeps_no_command_alive(tmp_path: Path) -> None:
     """The child has the pipe that tells the supervisor to go on; the supervisor looks at its parent as well."""
@@ -233,6 +237,7 @@ async def test_a_forked_child_of_the_application_keeps_no_command_alive(tmp_path
             (tmp_path / "over").touch()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("order", ["", '{"command": '])
 async def test_a_supervisor_without_orders_ends_with_the_application(tmp_path: Path, order: str) -> None:

@@ -218,6 +218,7 @@ def lines_run(work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-13")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ten_times_the_size_is_at_most_eleven_times_the_work(shape: Callable[[int], tuple[str, str]]) -> None:
@@ -272,6 +273,7 @@ def slow_find(lines: list[str], wanted: list[str], start: int) -> int | None:
 SIMILAR = st.lists(st.sampled_from(["a", "b", "a ", " a", "b  ", ""]), max_size=24)
 
 
+@pytest.mark.slow
 @given(lines=SIMILAR, wanted=SIMILAR.filter(bool), start=st.integers(0, 26))
 def test_the_search_finds_what_a_slow_one_finds(lines: list[str], wanted: list[str], start: int) -> None:
     """The first place, by the first comparison that has one."""

@@ -21,6 +21,7 @@ TOOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.backends("trio")
 async def test_the_coding_agent_chooses_its_tools(capsys: pytest.CaptureFixture[str]) -> None:
     """One for the task, and one for what its user asks for meanwhile."""

@@ -505,6 +505,7 @@ def _histories(draw: st.DrawFn) -> list[Item]:
     return items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=40)
 @given(items=_histories())

@@ -48,6 +48,7 @@ def runs() -> dict[int, Any]:
     return {seed: found for seed in range(100) if (found := recorded(seed)) is not None}
 
 
+@pytest.mark.slow
 def test_generated_runs_are_of_many_kinds(runs: dict[int, Any]) -> None:
     """What is compared isn't empty, and ends in each way."""
     assert len(runs) >= 80

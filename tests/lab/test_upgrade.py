@@ -210,6 +210,7 @@ async def compare_drawn(seed: int, runs: int, kinds: int) -> Counter[str]:
     return verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-19")
 async def test_the_verdict_is_what_resuming_does() -> None:
     """For runs that wait or were cut off, and kinds of change of code, the check and the resumed run agree."""

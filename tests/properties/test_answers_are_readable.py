@@ -258,6 +258,7 @@ async def test_input_that_could_not_be_read_is_refused(run_mode: Run, item: Item
     assert (await RunState.from_journal(agent, journal)).status == "failed"
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=200)
 def test_a_record_with_a_value_of_a_wrong_type_is_found(data: st.DataObject) -> None:

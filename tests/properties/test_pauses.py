@@ -235,6 +235,7 @@ def expected_output(place: Place, wanted: Wanted) -> str:
     return f"did {label}!" if wanted.gated and wanted.verdict == "edit" else f"did {label}"
 
 
+@pytest.mark.slow
 @given(plan=PLANS)
 @settings(max_examples=40)
 @pytest.mark.scenario("AP-03", "AP-14", "NA-04")

@@ -82,6 +82,7 @@ def shorten(step: Any, view: ContextView) -> Sequence[Item]:
     return step.replace_older(view, "They talked.") if step.find_older(view) else view.items
 
 
+@pytest.mark.slow
 @given(histories(), st.lists(STEPS, max_size=4), st.integers(0, 2_000))
 def test_a_compacted_history_is_valid(history: list[Item], steps: list[Any], target: int) -> None:
     """After each step every call has its output, reasoning its follower, and all that is kept is there, in order."""

@@ -162,6 +162,7 @@ def test_everything_that_is_drawn_is_valid(schema: Any, data: st.DataObject) -> 
     is_valid(root, data.draw(arguments_for(root)))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_schemas_that_hold_themselves_end(data: st.DataObject) -> None:
@@ -206,6 +207,7 @@ def test_lengths_reach_their_bounds(schema: dict[str, Any], wanted: set[int]) ->
     assert wanted <= {len(one) for one in drawn(schema)}
 
 
+@pytest.mark.slow
 def test_many_long_texts_are_not_more_than_a_run_takes() -> None:
     """Arguments of many long texts stay within the bound on JSON that a model writes; some come near it."""
     nested = {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}
@@ -381,6 +383,7 @@ class Odd(str):
         return super().__new__(cls, text)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-25")
 def test_tool_whose_body_no_world_ran_fails_the_property() -> None:
     """The sentence names the tool, and quotes what refused the arguments that its schema allows."""
@@ -406,6 +409,7 @@ def test_tool_whose_body_no_world_ran_fails_the_property() -> None:
         property_of(agent, models=t.scripts(max_turns=1, max_calls=1), max_examples=10)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-25")
 def test_tool_that_waits_for_approval_fails_the_property_unless_verdicts_are_given() -> None:
     """The sentence says what to give."""
@@ -420,6 +424,7 @@ def test_tool_that_waits_for_approval_fails_the_property_unless_verdicts_are_giv
     property_of(agent, max_examples=10, verdicts=t.approvals())
 
 
+@pytest.mark.slow
 def test_tool_that_is_never_enabled_fails_the_property_unless_it_is_off_for_good() -> None:
     """A tool that a constant switches off is meant to be off."""
 
@@ -462,6 +467,7 @@ def test_tools_that_few_worlds_did_not_call_are_called_by_further_ones(count: in
     assert ran == {"deep", "far", *(f"tool_{number}" for number in range(12))}
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-25")
 def test_arguments_that_a_schema_allows_and_its_tool_refuses_are_reported(pytester: pytest.Pytester) -> None:
     """Hypothesis's statistics report them, as the property itself holds; calls malformed on purpose don't count."""
@@ -505,6 +511,7 @@ def test_arguments_that_a_schema_allows_and_its_tool_refuses_are_reported(pytest
     result.stdout.no_fnmatch_line("*tool 'count' refused*")
 
 
+@pytest.mark.slow
 def test_worlds_take_fixtures_and_stand_in_classes(pytester: pytest.Pytester, tmp_path: Path) -> None:
     """A property is an ordinary test: pytest sees its fixtures, and its own failures."""
     pytester.makepyfile(

@@ -126,6 +126,7 @@ NESTED = {"c3": [call("refund", {"amount": 5}, "c1"), say("asked")]}
 # ---------------------------------------------------------------------------------------------- what is sound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["gate", "passes"])
 def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> None:
     """The run crashes in every way at every write, and resumes on the other backend."""
@@ -137,6 +138,7 @@ def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> N
     assert swept.unknown > 0
 
 
+@pytest.mark.slow
 def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
     """Each backend crashes, and each resumes."""
     backends: set[tuple[str, str]] = set()
@@ -148,6 +150,7 @@ def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
     assert backends == {(one, other) for one in ("asyncio", "trio") for other in ("asyncio", "trio")}
 
 
+@pytest.mark.slow
 def test_check_is_shown_both_lives() -> None:
     """The check gets the cut body beside the one that was run again, and both answers of a repeated request."""
     seen: list[int] = []
@@ -181,6 +184,7 @@ def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tool_that_wants_somebody_to_look_raises() -> None:
     """The tool is to raise in doubt, so the error is no finding."""
     agent: Agent[Bank, str] = Agent("clerk", tools=[refund_or_raise])
@@ -195,6 +199,7 @@ def test_tool_that_wants_somebody_to_look_raises() -> None:
     assert raised
 
 
+@pytest.mark.slow
 def test_models_of_the_agents_own_go_on_where_they_were() -> None:
     """A scripted one is made anew with the agent, and skips what its earlier life has said."""
 
@@ -256,6 +261,7 @@ def test_crash_right_behind_the_end_of_a_nested_run_that_a_failure_cut_off() -> 
         sound(attrs.evolve(over[0], records=(*whole[:end], whole[-1])))
 
 
+@pytest.mark.slow
 def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> None:
     """Output guardrails had not judged it, so that it wasn't kept; what the second body gives is its own."""
 
@@ -305,6 +311,7 @@ def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
     assert again.value.run.records == found.value.run.records
 
 
+@pytest.mark.slow
 def test_what_a_crash_breaks_is_made_small() -> None:
     """Calls and turns that have nothing to do with it leave the script, and the crash is one of what is left."""
     agent: Agent[Bank, str] = Agent("clerk", tools=[refund_again, refund_by_key])
@@ -356,6 +363,7 @@ def writer_that_drops(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None
     return drop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -372,6 +380,7 @@ def test_runtime_that_forgets_a_record_is_found(
         t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, pairs=ONE_PAIR)
 
 
+@pytest.mark.slow
 def test_end_that_depends_on_the_crash_is_found() -> None:
     """The tool's value counts how often it ran, so the ends differ; `same_end=False` allows that."""
 
@@ -478,6 +487,7 @@ def test_crash_points_of_rounds_find_a_forgotten_gate() -> None:
             crash_points(Seeded(f"round {number}"), number, Counts())
 
 
+@pytest.mark.slow
 def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
     """Every kind of malformed input is tried; a fault is described in words."""
     chance = Seeded("malformed")

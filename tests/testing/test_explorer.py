@@ -106,6 +106,7 @@ def _found(plan: Plan, rounds: int) -> list[_search.SearchResult]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-11")
 @pytest.mark.parametrize("animal", SAMPLE)
 def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,7 @@ def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, mo
             assert again.seen.run.backend == backend
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-11")
 @pytest.mark.parametrize("animal", SAMPLE)
 def test_sound_agent_that_comes_near_is_left_alone(animal: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,7 @@ def test_sound_agent_that_comes_near_is_left_alone(animal: str, monkeypatch: pyt
         assert _found(_plan(animal, "sound", monkeypatch), 7) == []
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LB-11")
 def test_body_of_one_backend_is_tried_on_the_other_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coroutine that it made there, and that nothing awaits, isn't told of: pytest would fail the item for it."""

@@ -459,6 +459,7 @@ def test_cancelled_while_everything_waits_a_leak_is_found_and_its_line_repeats_i
     assert again.value.run.records == found.value.run.records
 
 
+@pytest.mark.slow
 def test_moments_at_which_everything_waits_are_fewer_than_steps() -> None:
     """Without the gate there is no such moment."""
     agent = using(in_cleanup)

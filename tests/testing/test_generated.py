@@ -62,6 +62,7 @@ def structured() -> Agent[Any, Any]:
     return Agent("main", tools=[send, other.as_tool()], handoffs=[handoff(other)])
 
 
+@pytest.mark.slow
 @worlds(
     structured,
     models=scripts(max_turns=2, malformed=True),
@@ -75,6 +76,7 @@ def test_worlds_of_an_agent_keep_the_invariants(world: World) -> None:
     check(run(world))
 
 
+@pytest.mark.slow
 def test_arguments_fit_the_tools_schemas() -> None:
     """Without malformed calls no call is refused for its arguments."""
     seen: list[Any] = []
@@ -91,6 +93,7 @@ def test_arguments_fit_the_tools_schemas() -> None:
     assert len(seen) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [Address, int, list[str]])
 def test_answers_fit_the_output_type_unless_they_are_to_be_malformed(type_: Any) -> None:
     """So a run of a typed agent gets to its end; with malformed answers some are corrected first."""
@@ -117,6 +120,7 @@ def test_answers_fit_the_output_type_unless_they_are_to_be_malformed(type_: Any)
     assert tally.exercised["invalid_outputs_are_corrected_as_often_as_agreed"]
 
 
+@pytest.mark.slow
 def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
     """A check-then-act race comes down to one turn of two calls."""
     found: list[World] = []
@@ -142,6 +146,7 @@ def test_what_is_no_agent_is_refused() -> None:
         worlds(wrong)
 
 
+@pytest.mark.slow
 def test_drawn_worlds_of_a_cast_keep_the_invariants() -> None:
     """The test plays a few; the sessions of `python -m tests.exploration` play thousands."""
     tally = CoverageCounter()

@@ -219,6 +219,7 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
     assert broken_by("mode", waited_for=()) == {"streaming_changes_nothing"}
 
 
+@pytest.mark.slow
 def test_the_package_has_the_invariants_that_its_page_lists() -> None:
     """A process that imports the package only has these; the table of a test session has the engine's too."""
     program = "from agentloop.testing import INVARIANTS; print(*INVARIANTS)"

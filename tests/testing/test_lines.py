@@ -103,6 +103,7 @@ FIRST_LINE = bump.body.fn.__code__.co_firstlineno  # type: ignore[union-attr]
 READS = [(1, FIRST_LINE + 3), (2, FIRST_LINE + 3)]
 
 
+@pytest.mark.slow
 @needs_monitoring
 @pytest.mark.scenario("RP-24")
 @both_backends
@@ -116,6 +117,7 @@ def test_what_is_sound_line_by_line_is_explored_to_the_end(backend: Any) -> None
     assert threading.active_count() <= before
 
 
+@pytest.mark.slow
 @needs_monitoring
 @both_backends
 def test_every_order_of_lines_is_run(backend: Any) -> None:
@@ -172,6 +174,7 @@ def test_lines_of_what_a_body_calls_count_too() -> None:
         explored(Agent("counter", tools=[bump]), [call("bump")] * 2, nothing_is_lost)
 
 
+@pytest.mark.slow
 @needs_monitoring
 @both_backends
 def test_errors_and_context_variables_of_a_thread_come_out(backend: Any) -> None:
@@ -188,6 +191,7 @@ def test_errors_and_context_variables_of_a_thread_come_out(backend: Any) -> None
     assert explored(Agent("broken", tools=[broken]), [call("broken")] * 2, check, backends=[backend]).complete
 
 
+@pytest.mark.slow
 @needs_monitoring
 @both_backends
 def test_what_a_thread_asks_of_the_loop_is_one_step(backend: Any) -> None:
@@ -257,6 +261,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exploring, "MOST_DROPPED", 5)
 
 
+@pytest.mark.slow
 @needs_monitoring
 @pytest.mark.usefixtures("hasty")
 @both_backends
@@ -395,6 +400,7 @@ def test_body_of_very_many_lines_is_let_run(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------------------------------------- where it can't be had
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-24")
 def test_without_monitoring_the_search_says_why_it_is_not_complete(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

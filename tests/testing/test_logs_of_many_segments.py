@@ -61,6 +61,7 @@ FOUND: dict[str, tuple[str, ...]] = {
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-17")
 @pytest.mark.parametrize("coincidence", FOUND)
 def test_events_that_coincide(coincidence: str) -> None:

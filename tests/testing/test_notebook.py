@@ -113,6 +113,7 @@ def test_nothing_that_is_written_becomes_a_tag(words: str) -> None:
         read_cell(cell)
 
 
+@pytest.mark.slow
 @given(st.text(), st.text(st.characters(codec=None)), st.integers(0, 100))
 def test_any_text_stays_text(title: str, words: str, rows: int) -> None:
     """Half a surrogate pair, controls, quotes and brackets, in every place of a cell."""

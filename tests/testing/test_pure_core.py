@@ -64,6 +64,7 @@ def test_every_end_of_a_small_world_keeps_the_invariants() -> None:
     assert tally.exercised["an_end_from_above_is_not_told"] > 5
 
 
+@pytest.mark.slow
 def test_drawn_worlds_keep_the_invariants_and_exercise_all_of_the_core() -> None:
     """The same seed gives the same world and the same log."""
     tally = CoverageCounter()

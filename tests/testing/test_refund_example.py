@@ -65,6 +65,7 @@ def test_the_race_is_found_and_made_small_to_two_calls(shop: dict[str, Any]) -> 
     assert isinstance(failure.__cause__, AssertionError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("order", ["gate", "passes", "steps"])
 def test_on_either_backend_and_in_any_order(shop: dict[str, Any], backend: Any, order: Any) -> None:
@@ -143,6 +144,7 @@ def test_the_pages_property_can_fail(shop: dict[str, Any], bug: str | None) -> N
     assert "no world ran" not in str(found.value)
 
 
+@pytest.mark.slow
 def test_the_pages_fixtures_work_in_pytest(pytester: pytest.Pytester) -> None:
     """The page's test of a slow bank, and the failing one with a budget, run in a session of their own."""
     pytester.makepyfile(test_shop="\n".join([APPLICATION, TEST, IN_PYTEST]))

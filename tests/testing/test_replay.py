@@ -39,6 +39,7 @@ def drawn(seed: int) -> World:
     return World(**fields, order=order, cancel=cancel, tape=draw_tape(chance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 120, 10))
 def test_recorded_worlds_come_out_the_same_to_the_byte_on_both_backends(first: int) -> None:
     """The worlds have handoffs, nested runs, guardrails, approvals over several entries, faults and cancellations."""

@@ -285,6 +285,7 @@ def test_a_late_loop_on_which_a_nested_run_is_cut_in_leaving_what_it_holds(passe
     assert [one.section for one in replayed[0].records if isinstance(one, CleanupCut)] == ["resource exit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_listener_that_takes_its_time_over_the_last_events(fails: bool) -> None:
     """The body of an agent tool ends when its `on_stream` has seen every event, beside what others do meanwhile."""
@@ -907,6 +908,7 @@ def test_hooks_before_calls_that_wait_too_long(late: float) -> None:
     assert statuses.count("skipped") == 3
 
 
+@pytest.mark.slow
 def test_a_turn_whose_first_call_never_starts_queues_its_calls_in_time() -> None:
     """Its first record tells of a call that waited for a limit until another run gave it back, and only failed then."""
 
@@ -1152,6 +1154,7 @@ def test_a_loop_that_was_late() -> None:
     assert [one.outcome.status for one in replayed[0].result.calls] == ["succeeded", "skipped"]
 
 
+@pytest.mark.slow
 def test_a_consumer_who_is_behind() -> None:
     """Turns of nested runs that waited until the consumer had caught up begin in their turn."""
     quick = Agent("quick", tools=[double], model=scripted(call("double", {"n": 1}), say("quick done")))

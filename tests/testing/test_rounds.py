@@ -32,6 +32,7 @@ def played(number: int) -> tuple[Counts, str]:
     return counts, counts.digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_round_is_a_function_of_seed_and_number() -> None:
     """One round gives the same logs and counts twice, without a violation; another round has other logs."""
     (once, digest), (again, same), (_, other) = played(0), played(0), played(1)
@@ -57,6 +58,7 @@ def test_a_session_of_some_rounds_plays_each_once() -> None:
     assert set(untouched(Counts())) >= set(INVARIANTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", rare.KINDS)
 def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
     """At least three in eight of them do, and none breaks an invariant."""
@@ -82,6 +84,7 @@ MET = {
 }
 
 
+@pytest.mark.slow
 def test_worlds_of_unfinished_answers_meet_what_they_are_for() -> None:
     """A fifth of them has an output that is corrected, a quarter has a pause; none breaks an invariant."""
     tally = CoverageCounter()
@@ -92,6 +95,7 @@ def test_worlds_of_unfinished_answers_meet_what_they_are_for() -> None:
     assert tally.exercised["paused_answers_are_continued"] >= 15
 
 
+@pytest.mark.slow
 def test_worlds_that_the_application_reaches_into_meet_what_they_are_for() -> None:
     """Half of them take an input, a third shows one where a turn has ended, a third has an answered call."""
     tally = CoverageCounter()
@@ -104,6 +108,7 @@ def test_worlds_that_the_application_reaches_into_meet_what_they_are_for() -> No
     assert tally.exercised["answers_are_the_outputs_of_their_calls"] >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(surrounded.KINDS))
 def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
     """At least a fifth of them do, and none breaks an invariant."""

@@ -63,6 +63,7 @@ def test_a_replay_gives_each_answer_before_the_run_would_pause_for_it(streamed: 
     assert (1 in kept) == (streamed and order != "gate")
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("PE-01")
 @pytest.mark.parametrize("order", ["gate", "passes", "steps"])
 def test_an_input_is_shown_once_wherever_it_comes(order: Any) -> None:

@@ -232,6 +232,7 @@ def test_without_content_only_types_and_names_are_left() -> None:
     assert "alice@example.org" in text
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("VI-01")
 def test_every_beginning_of_a_log_has_a_timeline() -> None:
     """A log may end anywhere; none at all is an empty timeline. A fold that goes on gives the same."""
@@ -260,6 +261,7 @@ def test_records_in_any_order_have_a_timeline(seed: int) -> None:
     check(read_timeline(rest))
 
 
+@pytest.mark.slow
 @given(st.lists(st.decimals().map(str) | st.text(max_size=10), min_size=1, max_size=4))
 @example(["1e999999", "1e999999"])
 @example(["1e-999999", "0e-999999"])

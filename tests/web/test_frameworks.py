@@ -245,6 +245,7 @@ async def test_route_of_fastapi_returns_a_run(anyio_backend: Any) -> None:
     assert wrong.status == 422
 
 
+@pytest.mark.slow
 def test_response_needs_no_framework() -> None:
     """Where Starlette isn't installed, it is an ASGI application and nothing else."""
     code = (

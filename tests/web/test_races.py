@@ -331,6 +331,7 @@ async def test_client_that_leaves_a_long_log_stops_its_reading() -> None:
     assert closed == ["journal"]
 
 
+@pytest.mark.slow
 async def test_long_run_is_resumed_in_turns_with_the_others() -> None:
     """The events that its feed begins with are made a hundred at a time, and it has all of them once."""
     run, journals = await store_long_run()

@@ -181,6 +181,7 @@ async def test_a_run_is_one_message_whose_turns_are_steps() -> None:
     assert chunks[-1] == {"type": "finish", "finishReason": "stop"}
 
 
+@pytest.mark.slow
 async def test_a_call_is_approved_and_another_one_denied() -> None:
     """The run that paused is resumed by the client's message, which its stream continues."""
     watched = Watched()
@@ -198,6 +199,7 @@ async def test_a_call_is_approved_and_another_one_denied() -> None:
     assert watched.deleted == ["a"]
 
 
+@pytest.mark.slow
 async def test_a_verdict_on_one_of_two_calls_pauses_again() -> None:
     """The other one waits on, under a new handle."""
     watched = Watched()
@@ -210,6 +212,7 @@ async def test_a_verdict_on_one_of_two_calls_pauses_again() -> None:
     assert sorted(watched.deleted) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -232,6 +235,7 @@ async def test_a_call_that_the_client_answers_continues_the_run(given: Data, tol
     assert told in str(output.output)
 
 
+@pytest.mark.slow
 async def test_calls_of_nested_runs_are_shown_when_they_wait() -> None:
     """The client's message has no part of them before."""
     inner = Agent(
@@ -253,6 +257,7 @@ async def test_calls_of_nested_runs_are_shown_when_they_wait() -> None:
     assert [part["state"] for part in parts(whole, "tool-inner")] == ["output-available"]
 
 
+@pytest.mark.slow
 async def test_verdicts_on_calls_of_nested_runs() -> None:
     """Their parts settle, too."""
     watched = Watched()
@@ -332,6 +337,7 @@ async def test_what_can_not_be_taken_is_refused() -> None:
     assert watched.deleted == []
 
 
+@pytest.mark.slow
 async def test_another_position_is_refused_and_the_run_waits() -> None:
     """The handle is as it was."""
     watched = Watched()
@@ -345,6 +351,7 @@ async def test_another_position_is_refused_and_the_run_waits() -> None:
     assert sorted(watched.deleted) == ["a", "b"]
 
 
+@pytest.mark.slow
 async def test_ends_of_runs() -> None:
     """A failure is an error in a fixed sentence; what was begun is ended."""
     cut = [stream_of([TextDelta("half")])] * 3
@@ -382,6 +389,7 @@ async def test_characters_that_deltas_cut_and_a_failed_tool() -> None:
     assert parts(message, "tool-broken")[0]["state"] == "output-error"
 
 
+@pytest.mark.slow
 async def test_the_application_is_asked() -> None:
     """The chat's id is the conversation."""
     asked: list[WebRequest] = []

@@ -481,6 +481,7 @@ async def test_slow_consumer_stops_new_runs() -> None:
             assert len(read) == ahead + 1
 
 
+@pytest.mark.slow
 async def test_no_result_is_kept_after_it_was_taken() -> None:
     """Memory doesn't grow with the number of inputs: only the results that nothing has taken are held."""
     alive: list[weakref.ref[Any]] = []

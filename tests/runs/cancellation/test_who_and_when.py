@@ -80,6 +80,7 @@ async def test_siblings_name_the_call_whose_failure_ended_them(run_mode: Run) ->
     assert waiting.cancelled_at == one.cancelled_at
 
 
+@pytest.mark.slow
 async def test_of_failures_in_one_pass_the_raised_one_is_named(run_mode: Run) -> None:
     """The first in model order, whichever came first."""
     kept, meeting = Records(), Rendezvous(2)

@@ -302,6 +302,7 @@ def build() -> Agent[Any, Any]:
 STEPS = [say("a"), call("look", call_id="c1"), call("transfer_to_b", call_id="h1"), say("a"), say("b")]
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LM-07")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_crash_at_any_write_changes_neither_end_nor_count(streamed: bool) -> None:

@@ -276,6 +276,7 @@ def build() -> Agent[Any, Any]:
     return Agent("a", tools=[look], output_guardrails=[output_guardrail(judge)])
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LM-04")
 @pytest.mark.parametrize(
     "options", [{"max_turns": 2, "run_config": BOTH}, {"run_config": within(requests=2)}], ids=["turns", "usage"]
@@ -292,6 +293,7 @@ def test_a_crash_at_any_write_changes_nothing(options: Any, streamed: bool) -> N
     assert swept.recovered > 10
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("LM-04")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_run_can_be_cancelled_at_every_step(streamed: bool) -> None:

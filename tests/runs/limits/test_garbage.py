@@ -104,6 +104,7 @@ def _garbage(backend: str, job: Job) -> Counter[str]:
         gc.garbage.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"hooks": Quiet(), "run_config": RunConfig(timeout=60)}, {"run_config": RunConfig(instruments=[Timing()])}],
@@ -143,6 +144,7 @@ FAILURES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_plain_run_that_failed_is_freed_with_its_error(backend: str, failure: str) -> None:
@@ -157,6 +159,7 @@ def test_a_plain_run_that_failed_is_freed_with_its_error(backend: str, failure: 
     assert not _garbage(backend, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_plain_run_that_timed_out_is_freed_with_its_error(backend: str) -> None:
     """Neither the timeout nor the cancellations that it causes are held by a part of the run."""
@@ -170,6 +173,7 @@ def test_a_plain_run_that_timed_out_is_freed_with_its_error(backend: str) -> Non
     assert not _garbage(backend, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_result_of_a_run_that_was_over_leaves_nothing(backend: str) -> None:
     """It is made of a log that no run follows, also where there is an instrument."""

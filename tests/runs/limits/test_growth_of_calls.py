@@ -78,6 +78,7 @@ def _calling(names: list[str], tools: list[FunctionTool]) -> Agent[Any, Any]:
     return Agent("a", model=ScriptedModel([calls, say("done")]), tools=tools)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-13")
 @BACKENDS
 @pytest.mark.parametrize("alike", [True, False])
@@ -91,6 +92,7 @@ def test_unknown_tools_cost_in_proportion(backend: str, alike: bool) -> None:
     assert exponent(work, 150) <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-12")
 @BACKENDS
 def test_calls_past_the_cap_cost_in_proportion(backend: str) -> None:
@@ -103,6 +105,7 @@ def test_calls_past_the_cap_cost_in_proportion(backend: str) -> None:
     assert exponent(work, 150) <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("RP-12")
 def test_names_are_compared_so_often_whatever_the_model_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand unknown names need at most eighty comparisons letter by letter, and each tool is read once."""

@@ -99,6 +99,7 @@ async def run_all(agent: Agent[Any, Any], count: int, config: RunConfig) -> list
 # -- the quota of a provider
 
 
+@pytest.mark.slow
 @ONLY_VIRTUAL
 @pytest.mark.scenario("LM-03")
 async def test_two_thousand_runs_use_the_quota_and_no_more() -> None:

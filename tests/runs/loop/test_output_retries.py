@@ -315,6 +315,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("WR-09")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_run_that_crashes_at_any_write_goes_on_with_the_same_count(streamed: bool) -> None:
@@ -335,6 +336,7 @@ def test_a_count_that_is_used_up_stays_so_over_a_crash() -> None:
     t.crash_sweep(agent, script, check, allow=(ModelBehaviorError, StateError), pairs=[("asyncio", "trio")])
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("WR-09")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_run_can_be_cancelled_at_every_step(streamed: bool) -> None:

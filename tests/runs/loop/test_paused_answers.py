@@ -275,6 +275,7 @@ STEPS = [
 NESTED = {"n1": [PAUSED, say("inner is done")]}
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("WR-11")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_run_that_crashes_at_any_write_goes_on_in_the_same_turn(streamed: bool) -> None:
@@ -284,6 +285,7 @@ def test_a_run_that_crashes_at_any_write_goes_on_in_the_same_turn(streamed: bool
     assert swept.recovered > 20
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("WR-11")
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_run_can_be_cancelled_at_every_step(streamed: bool) -> None:

@@ -325,6 +325,7 @@ async def test_nested_runs_share_the_sandbox(run_mode: Any) -> None:
     assert boxes.done == ["create", "remove"]
 
 
+@pytest.mark.slow
 async def test_a_removal_that_fails_or_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
     """The run has ended already: the failure is logged, and the storage waits for a prune. A fatal error is raised."""
     caplog.set_level(logging.WARNING, "agentloop")

@@ -617,6 +617,7 @@ async def test_session_write_that_never_returns_is_cut_when_the_block_is_left() 
             await writing.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SP-07")
 async def test_error_is_raised_at_block_exit_where_nobody_iterates() -> None:
     """The error is raised once; an error that was caught isn't raised again."""
