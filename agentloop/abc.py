@@ -392,8 +392,9 @@ class Instrument:
 
     wants_requests: bool = False
     """True to have in the spans what each request holds, too: `data["instructions"]`, `data["input"]` and
-    `data["definitions"]` of a model's span and, of its first request, of an agent's. It costs a pass over the history
-    for each request."""
+    `data["definitions"]` of a model's span and, of its first request, of an agent's; and of the last answer the
+    `data["output"]` and `data["finish_reason"]` of the agent's and the run's. It costs a pass over the history for each
+    request."""
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""

@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 from agentloop._storage.value_codec import value_to_json
 from agentloop.events import CustomEvent
 from agentloop.otel._definitions import RunDefinitions
-from agentloop.otel._messages import content_text, definitions_text, encode_text, instructions_text, messages_text
+from agentloop.otel._messages import (
+    answer_text,
+    content_text,
+    definitions_text,
+    encode_text,
+    instructions_text,
+    messages_text,
+)
 from agentloop.spans import Span
 from agentloop.usage import RequestUsage
 
@@ -232,7 +239,7 @@ def _list_content(span: Span) -> Iterator[tuple[str, str]]:
         case "run" if "input" in data:
             yield "gen_ai.input.messages", messages_text(data["input"])
         case "model" if "output" in data:
-            yield "gen_ai.output.messages", messages_text(data["output"], data.get("finish_reason"))
+            yield "gen_ai.output.messages", answer_text(data["output"], data.get("finish_reason"))
         case "tool":
             if "arguments" in data:
                 yield "gen_ai.tool.call.arguments", data["arguments"]
@@ -254,7 +261,7 @@ def _list_request(span: Span) -> Iterator[tuple[str, str]]:
             if "input" in data:
                 yield "gen_ai.input.messages", messages_text(data["input"])
             if "output" in data:
-                yield "gen_ai.output.messages", messages_text(data["output"], data.get("finish_reason"))
+                yield "gen_ai.output.messages", answer_text(data["output"], data.get("finish_reason"))
         case "hosted_tool" if "output" in data:
             yield "gen_ai.tool.call.arguments", encode_text(data["data"])
             if data["output"] is not None:

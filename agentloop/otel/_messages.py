@@ -15,21 +15,34 @@ from agentloop import items as i
 from agentloop.model_events import HostedToolDefinition, ToolDefinition
 
 
-def messages_text(items: Iterable[i.Item], finish_reason: str | None = None) -> str:
-    """Return the messages of *items* as JSON text: neighbours of one role are one message.
-
-    *finish_reason* is that of the model's answer; it is the last message's.
+def messages_text(items: Iterable[i.Item]) -> str:
+    """Return the messages of *items* as JSON text: neighbours of one role are one message, but answers of tools
+    stay apart, because readers take a message of a tool for one answer.
     """
+    return encode_text(_read_messages(items))
+
+
+def answer_text(items: Iterable[i.Item], finish_reason: str | None) -> str:
+    """Return the messages of a model's answer as JSON text. The conventions want a reason for the end of each: that of
+    the model, else by what the message is.
+    """
+    messages = _read_messages(items)
+    for message in messages:
+        calls = any(part["type"] == "tool_call" for part in message["parts"])
+        reason = finish_reason or ("tool_calls" if calls else "stop")
+        message["finish_reason"] = "tool_call" if reason == "tool_calls" else reason
+    return encode_text(messages)
+
+
+def _read_messages(items: Iterable[i.Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         role, parts = _read_item(item)
-        if messages and messages[-1]["role"] == role:
+        if role != "tool" and messages and messages[-1]["role"] == role:
             messages[-1]["parts"] += parts
         else:
             messages.append({"role": role, "parts": parts})
-    if messages and finish_reason is not None:
-        messages[-1]["finish_reason"] = finish_reason
-    return encode_text(messages)
+    return messages
 
 
 def instructions_text(system: str) -> str:
@@ -86,7 +99,8 @@ def _read_item(item: i.Item) -> tuple[str, list[dict[str, Any]]]:
             answer = {"type": "tool_call_response", "id": item.call_id, "response": content_text(item.output)}
             return "tool", [answer]
         case i.HostedToolCall():
-            return "assistant", [{"type": "server_tool_call", "id": item.call_id or item.id, "name": item.kind}]
+            told = {"id": item.call_id or item.id, "name": item.kind, "server_tool_call": {"type": item.kind}}
+            return "assistant", [{"type": "server_tool_call", **told}]
         case i.ApprovalRequest() | i.Compaction() | i.OpaqueItem():
             return "assistant", [{"type": type(item).__name__}]
         case _:  # pragma: no cover - the union is closed

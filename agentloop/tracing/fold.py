@@ -243,7 +243,8 @@ class SpanFold:
             if self._sensitive and not opened.secretive:
                 output = opened.model.data["output"] = _mask_items(response.items)
                 if self._requests:
-                    opened.agent.data["output"] = opened.run.data["output"] = output
+                    for told_too in (opened.agent, opened.run):
+                        told_too.data |= {"output": output, "finish_reason": response.finish_reason}
         for call in find_hosted_calls(response.items):
             self._add_hosted(opened, record, call)
 

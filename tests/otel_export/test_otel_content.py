@@ -32,7 +32,7 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
-from agentloop.otel._messages import content_text, messages_text
+from agentloop.otel._messages import answer_text, content_text, messages_text
 from agentloop.spans import Span
 from agentloop.testing import ScriptedModel, call, fail, respond, say
 
@@ -223,7 +223,9 @@ async def test_a_run_may_refuse_what_the_instrument_asks_for(content: Any) -> No
 
 
 def test_messages_have_the_form_of_the_conventions() -> None:
-    """Neighbours of one role are one message; media have their place, not their bytes; unknown items their kind."""
+    """Neighbours of one role are one message, but no two answers of tools; media have their place, not their bytes;
+    unknown items their kind.
+    """
     items = [
         SystemMessage("Be brief."),
         UserMessage(
@@ -245,8 +247,8 @@ def test_messages_have_the_form_of_the_conventions() -> None:
         ToolOutput("c", (Text("seen"),)),
         HandoffOutput("h", "done", "a", "b"),
     ]
-    system, user, assistant, answers = json.loads(messages_text(items, "stop"))
-    assert (system["role"], user["role"], assistant["role"], answers["role"]) == ("system", "user", "assistant", "tool")
+    system, user, assistant, *answers = json.loads(messages_text(items))
+    assert (system["role"], user["role"], assistant["role"]) == ("system", "user", "assistant")
     assert user["parts"][1:] == [
         {"type": "uri", "modality": "image", "uri": "https://example.com/a.png"},
         {"type": "blob", "modality": "image", "mime_type": "image/png"},
@@ -257,13 +259,50 @@ def test_messages_have_the_form_of_the_conventions() -> None:
     assert [part["type"] for part in assistant["parts"]] == [
         *("reasoning", "reasoning", "text", "refusal", "tool_call", "tool_call", "server_tool_call", "Compaction")
     ]
-    assert answers["finish_reason"] == "stop"
-    assert answers["parts"] == [
-        {"type": "tool_call_response", "id": "c", "response": '[{"type":"text","content":"seen"}]'},
-        {"type": "tool_call_response", "id": "h", "response": "done"},
-    ]
+    assert assistant["parts"][-2] == {
+        "type": "server_tool_call",
+        "id": "ws",
+        "name": "web_search_call",
+        "server_tool_call": {"type": "web_search_call"},
+    }
+    seen = {"type": "tool_call_response", "id": "c", "response": '[{"type":"text","content":"seen"}]'}
+    handed = {"type": "tool_call_response", "id": "h", "response": "done"}
+    assert answers == [{"role": "tool", "parts": [seen]}, {"role": "tool", "parts": [handed]}]
     assert messages_text([]) == "[]"
     assert content_text("as it is") == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("items", "told", "reason"),
+    [
+        ([AssistantMessage("Yes")], None, "stop"),
+        ([AssistantMessage("Yes")], "length", "length"),
+        ([AssistantMessage("I look."), ToolCall("c", "look", "{}")], None, "tool_call"),
+        ([ToolCall("c", "look", "{}")], "tool_calls", "tool_call"),
+        ([ToolCall("c", "look", "{}")], "stop", "stop"),
+    ],
+)
+def test_an_answer_has_a_reason_for_its_end(items: list[Any], told: str | None, reason: str) -> None:
+    """The conventions want one in each message: the model's, else by what the message is."""
+    [message] = json.loads(answer_text(items, told))
+    assert message["finish_reason"] == reason
+
+
+async def test_the_reason_of_the_last_answer_is_that_of_its_agent_and_run(run_mode: Any) -> None:
+    """As the model has told it."""
+    exported = Exported(content="full")
+    script = ScriptedModel(
+        [call("search", {"query": "rain"}), respond(AssistantMessage("Wet"), finish_reason="enough")]
+    )
+    await run_mode(Agent("a", model=script, tools=[search]), "Weather?", run_config=exported.config())
+    found = [(span.name.split()[0], attributes_of(span).get("gen_ai.output.messages")) for span in exported.spans]
+    reasons = [(name, json.loads(text)[0]["finish_reason"]) for name, text in found if text is not None]
+    assert reasons == [
+        ("invoke_workflow", "enough"),
+        ("invoke_agent", "enough"),
+        ("chat", "tool_call"),
+        ("chat", "enough"),
+    ]
 
 
 @tool
