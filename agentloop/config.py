@@ -6,6 +6,8 @@ because an agent tool may have a configuration. Settings that need none of these
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,7 +20,7 @@ from agentloop._common.values import ByFields, Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
 from agentloop.context import SandboxProvider
-from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.guardrails import BlockedMessage, BlockedOutputArgs, InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
 from agentloop.limits import Capacity, Limit, Rate, TokenRate
@@ -107,6 +109,7 @@ SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[It
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
 HostedPrice: TypeAlias = Callable[[str, HostedToolCall], Amount]
 
+logger = logging.getLogger("agentloop")
 _HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 
 
@@ -133,6 +136,34 @@ def _check_bundles(config: RunConfig, attribute: attrs.Attribute[Any], value: ob
         from agentloop._bundling import BUNDLES_OF_RUN  # few configurations have bundles
 
         BUNDLES_OF_RUN(config, attribute, value)
+
+
+def is_blocked_message(value: object) -> bool:
+    """Tell whether *value* is a `BlockedMessage`: a text that isn't empty, or a function that isn't async."""
+    return value != "" if isinstance(value, str) else callable(value) and not inspect.iscoroutinefunction(value)
+
+
+def blocked_text(given: BlockedMessage | None, args: BlockedOutputArgs, *, redact: bool) -> str:
+    """Return the text of *given*; the default one, with a line in the log, if its function raises or gives no text.
+
+    With *redact* that line has no traceback, because an error may repeat a secret.
+    """
+    if given is None or isinstance(given, str):
+        return given or args.default
+    try:
+        text: object = given(args)
+    except Exception as error:
+        said = f"output_guardrail_blocked_message raised {type(error).__name__}; the default text is used"
+        logger.warning(said, exc_info=None if redact else error)
+        return args.default
+    if isinstance(text, str) and text:
+        return text
+    if inspect.iscoroutine(text):
+        text.close()
+    if text is not None:
+        kind = "an empty text" if text == "" else f"a value of type {type(text).__name__}, not text"
+        logger.warning("output_guardrail_blocked_message returned %s; the default text is used", kind)
+    return args.default
 
 
 def check_context_policy(owner: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -278,6 +309,11 @@ class RunConfig(ByFields):
         stop_when: A condition, or a predicate of the run's context, checked after every turn.
         max_depth: The maximum nesting depth of agent tools.
         input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
+        output_guardrail_blocked_message: The text in place of a tool's output that was to be the final output
+            (`Agent.tool_use_behavior`) and that an output guardrail has refused: in the session, the new items and the
+            guardrails' results. Or a sync function that writes it, of `BlockedOutputArgs`, which don't have the
+            output. It is called in the run's own task, so it may not wait; if it raises or gives no text, the usual one
+            stays. The run ends with `OutputGuardrailTripwireTriggered` in any case.
         hold_text_until_guarded: True if a streamed run shows nothing of the model's answer until the input guardrails
             have settled: no text, no reasoning, no event of the provider.
         history: Settings of the history that models are shown, of sessions and handoffs too.
@@ -342,6 +378,14 @@ class RunConfig(ByFields):
     output_guardrails: Sequence[OutputGuardrail] = attrs.field(
         default=(), validator=FIELDS.each("an OutputGuardrail", is_a(OutputGuardrail))
     )
+    output_guardrail_blocked_message: BlockedMessage | None = attrs.field(
+        default=None,
+        validator=optional(
+            FIELDS.needs(
+                "expected a text that isn't empty, or a sync function of (BlockedOutputArgs)", fits(is_blocked_message)
+            )
+        ),
+    )
     hold_text_until_guarded: bool = attrs.field(default=False, validator=FIELDS.flag())
     history: HistorySettings = attrs.field(factory=HistorySettings, validator=FIELDS.a(HistorySettings))
     context: ContextPolicy | None = attrs.field(default=None, validator=optional(check_context_policy))
@@ -390,6 +434,7 @@ class RunConfig(ByFields):
             max_depth: int = ...,
             input_guardrails: Sequence[InputGuardrail] = ...,
             output_guardrails: Sequence[OutputGuardrail] = ...,
+            output_guardrail_blocked_message: BlockedMessage | None = ...,
             hold_text_until_guarded: bool = ...,
             history: HistorySettings = ...,
             context: ContextPolicy | None = ...,

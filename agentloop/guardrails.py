@@ -13,12 +13,13 @@ import attrs
 from agentloop._common.checks import FIELDS
 from agentloop._common.masking import MASK
 from agentloop._common.values import NotedValue, ReprByFields, Value
-from agentloop.context import Callback, ToolContext
+from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.items import Content, ToolCall
 
 __all__ = [
     "Allow",
     "AskAgain",
+    "BlockedOutputArgs",
     "GuardrailFunctionOutput",
     "InputGuardrail",
     "InputGuardrailResult",
@@ -220,6 +221,25 @@ class OutputGuardrailResult(Value, frozen=True, kw_only=True):
     duration: float
     agent: Any = None
     agent_output: Any = None
+
+
+class BlockedOutputArgs(Value, frozen=True, kw_only=True):
+    """The argument of a function given as `RunConfig.output_guardrail_blocked_message`.
+
+    It has the name of the output guardrail that tripped, the agent whose output it was, the run's context and the text
+    that is used otherwise. The refused output isn't in it, so that no message can repeat it.
+    """
+
+    _unshown = frozenset({"context"})
+
+    guardrail: str
+    agent: Any
+    context: RunContext[Any]
+    default: str = "Output withheld by an output guardrail."
+
+
+BlockedMessage: TypeAlias = str | Callable[[BlockedOutputArgs], str | None]
+"""The text in place of a tool's output that an output guardrail refused, or a sync function that writes it."""
 
 
 class ToolInputData(Value, frozen=True, kw_only=True):

@@ -42,7 +42,15 @@ def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -
 
 
 MADE_BY_THE_LIBRARY = {
-    *("BatchedRun", "CallOutcome", "ErrorHandlerData", "HandoffInputData", "Handoff", "InputGuardrailResult"),
+    *(
+        "BatchedRun",
+        "BlockedOutputArgs",
+        "CallOutcome",
+        "ErrorHandlerData",
+        "HandoffInputData",
+        "Handoff",
+        "InputGuardrailResult",
+    ),
     *("OutputGuardrailResult", "PendingCall", "RetryAdvice", "RetryContext", "RunBatch", "RunData", "RunOpening"),
     *("RunOutcome", "RunStream", "Runtime", "Span", "ToolErrorArgs", "ToolGuardrailResult", "ToolInputData"),
     *("ToolOutputData", "ToolResult", "Trace", "Usage"),

@@ -25,12 +25,11 @@ from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
-from agentloop.items import AssistantMessage, Item, ToolOutput, UserMessage
+from agentloop.items import AssistantMessage, ToolOutput, UserMessage
 from agentloop.records import HandedOff, HistoryReplaced
 from agentloop.tools import ToolResult, ToolsToFinalOutput
 
 logger = logging.getLogger("agentloop")
-WITHHELD = "Output withheld by an output guardrail."
 ASKED_AGAIN = "Your answer isn't accepted. Correct every fault, and give the whole answer again."
 
 HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
@@ -147,34 +146,32 @@ async def _judge(run: LiveRun, output: Any, made_by: str | None, may_ask: bool) 
     """Run the output guardrails, as `_check_output` says."""
     from agentloop._engine.run_guardrails import judge_final_output
 
-    retries = run.agent.output_retries
+    may_ask = may_ask and may_ask_again(run.state, run.agent.output_retries)
     try:
-        withheld, may_ask = None if made_by is None else WITHHELD, may_ask and may_ask_again(run.state, retries)
-        return await judge_final_output(run, output, withheld=withheld, may_ask=may_ask)
+        return await judge_final_output(run, output, withholds=made_by is not None, may_ask=may_ask)
     except BaseException as error:
         # Read the log, not the error: if the run is cancelled as a guardrail trips, the error is the cancellation.
-        tripped = run.state.tripped is not None
-        if tripped and made_by is not None:
-            _withhold(run, made_by)
-        if isinstance(error, Exception) and not tripped:
+        tripped = run.state.tripped
+        if tripped is not None and made_by is not None:
+            _withhold(run, made_by, tripped.result.agent_output)
+        if isinstance(error, Exception) and tripped is None:
             await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and an error here has precedence
         raise
 
 
-def _withhold(run: LiveRun, made_by: str) -> None:
-    """Replace the output of call *made_by* in the history; of every call, where a callable chose from all of them."""
-    state = run.state
-    makers = {made_by}
+def _withhold(run: LiveRun, made_by: str, text: str) -> None:
+    """Put *text* in place of the output of call *made_by* in the history.
+
+    Where a callable chose from the outputs of all calls, in place of each.
+    """
+    history, makers = run.state.history, {made_by}
     if callable(run.agent.tool_use_behavior):
-        makers = {call.call.call_id for call in state.own_calls()}
-
-    def hide(item: Item) -> Item:
-        if isinstance(item, ToolOutput) and item.call_id in makers:
-            return ToolOutput(item.call_id, WITHHELD, kind=item.kind)
-        return item
-
-    hidden = [hide(item) for item in state.history]
-    first = next(at for at, item in enumerate(state.history) if hidden[at] is not item)
+        makers = {call.call.call_id for call in run.state.own_calls()}
+    hidden = [
+        ToolOutput(one.call_id, text, kind=one.kind) if isinstance(one, ToolOutput) and one.call_id in makers else one
+        for one in history
+    ]
+    first = next(at for at, item in enumerate(history) if hidden[at] is not item)
     run.tree.log.append(HistoryReplaced(*run.here(), "output_withheld", first, tuple(hidden[first:])))
 
 

@@ -30,6 +30,7 @@ from agentloop._concurrency.beside import beside
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.config import blocked_text
 from agentloop.context import Callback
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
@@ -38,6 +39,7 @@ from agentloop.exceptions import (
 )
 from agentloop.guardrails import (
     AskAgain,
+    BlockedOutputArgs,
     GuardrailFunctionOutput,
     InputGuardrail,
     InputGuardrailResult,
@@ -215,14 +217,14 @@ async def _do_nothing() -> None:
     """Do nothing: the model has answered."""
 
 
-async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None, may_ask: bool) -> str:
+async def judge_final_output(run: LiveRun, output: Any, *, withholds: bool, may_ask: bool) -> str:
     """Run the output guardrails of the configuration and of the agent at work, all at once.
 
     Return the messages of those that ask for another answer, in order of declaration; an empty text if all passed.
     Unless the model may be asked again (*may_ask*), such a guardrail trips.
 
-    *withheld* is the text that replaces the output if a guardrail trips. With it, results are appended only when all
-    guardrails have settled, so that no result keeps a part of a tripped output.
+    With *withholds*, results are appended only when all guardrails have settled, and a text is in place of an output
+    for which one has tripped, so that no result keeps a part of it: also if the run is cancelled as a guardrail trips.
 
     Raises:
         OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
@@ -232,9 +234,11 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None,
     keys = number_names(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
     asked: dict[int, str] = {}
+    text: str | None = None
 
     def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
         async def judge() -> None:
+            nonlocal text
             answer, duration = await _run_guardrail(run, "output", guardrail, output)
             if isinstance(answer, AskAgain):
                 if may_ask:
@@ -244,9 +248,12 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None,
             result = OutputGuardrailResult(
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
-            if withheld is None:
+            if not withholds:
                 _record_result(run, "output", index, result, keys[index][1])
             else:
+                if answer.tripwire_triggered:
+                    text = text or _word_block(run, guardrail.name)
+                    result = _hide(result, text)
                 held[index] = result
             if answer.tripwire_triggered:
                 raise OutputGuardrailTripwireTriggered(
@@ -257,15 +264,22 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None,
 
     try:
         await beside([make_judge(index, guardrail) for index, guardrail in enumerate(guards)], "agentloop guardrail")
-    except OutputGuardrailTripwireTriggered as error:
-        if withheld is not None:
-            for index, result in held.items():
-                hidden = result.output.replace(output_info=None)
-                held[index] = result.replace(agent_output=withheld, output=hidden)
-                if error.guardrail_result is result:
-                    error.guardrail_result = held[index]
-        raise
     finally:
         for index in sorted(held):
-            _record_result(run, "output", index, held[index], keys[index][1])
+            result = held[index] if text is None else _hide(held[index], text)
+            _record_result(run, "output", index, result, keys[index][1])
     return "\n".join([asked[index] for index in sorted(asked)])
+
+
+def _word_block(run: LiveRun, guardrail: str) -> str:
+    """Return the text in place of the output that *guardrail* has refused."""
+    args = BlockedOutputArgs(guardrail=guardrail, agent=run.agent, context=run.context)
+    given = run.settings.config.output_guardrail_blocked_message
+    return blocked_text(given, args, redact=run.settings.redacts_errors)
+
+
+def _hide(result: OutputGuardrailResult, text: str) -> OutputGuardrailResult:
+    """Return *result* with *text* in place of the output, and without what the guardrail says of it."""
+    if result.agent_output is text:
+        return result
+    return result.replace(agent_output=text, output=result.output.replace(output_info=None))

@@ -44,6 +44,7 @@ from agentloop.abc import Instrument
 from agentloop.config import ModelInputData
 from agentloop.guardrails import (
     Allow,
+    BlockedOutputArgs,
     RejectContent,
     ReplaceOutput,
     Rewrite,
@@ -51,7 +52,7 @@ from agentloop.guardrails import (
     tool_output_guardrail,
 )
 from agentloop.handoffs import HandoffInputData
-from agentloop.items import AssistantMessage, HostedToolCall, Image, UserMessage
+from agentloop.items import AssistantMessage, HostedToolCall, Image, ToolOutput, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
@@ -525,6 +526,16 @@ def test_guardrails_of_every_stage() -> None:
         tool_use_behavior="stop_on_first_tool", tools=[double], output_guardrails=[first, second, trips]
     )
     comes_out_the_same(final)
+
+    def words(args: BlockedOutputArgs) -> str:
+        return str(ran("words", f"{args.agent.name}: refused by {args.guardrail}"))
+
+    usual = "Output withheld by an output guardrail."
+    messages: dict[str, Any] = {"Refused.": "Refused.", "a: refused by trips": words, usual: lambda args: ran("words")}
+    for told, given in messages.items():
+        replayed = comes_out_the_same(final, config=RunConfig(output_guardrail_blocked_message=given))
+        [replaced] = [one for one in replayed[0].records if isinstance(one, r.HistoryReplaced)]
+        assert next(item.output for item in replaced.items if isinstance(item, ToolOutput)) == told
 
 
 def test_handoffs_and_nested_agents() -> None:

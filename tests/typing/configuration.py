@@ -28,6 +28,7 @@ from agentloop import (
 )
 from agentloop.abc import Model
 from agentloop.conditions import PredicateFunction
+from agentloop.guardrails import BlockedOutputArgs
 from agentloop.items import HostedToolCall, Item, ToolCall
 
 
@@ -74,6 +75,10 @@ def word(args: ToolErrorArgs) -> str | None:
     return None if args.kind == "tool_not_found" else args.default
 
 
+def block(args: BlockedOutputArgs) -> str | None:
+    return f"{args.guardrail}: {args.default}"
+
+
 def late(ctx: RunContext[Any]) -> bool:
     return ctx.deadline is None
 
@@ -92,6 +97,7 @@ CONFIG = RunConfig(
     session_input_callback=merge,
     session_settings=SessionSettings(limit=3),
     tool_error_formatter=word,
+    output_guardrail_blocked_message=block,
     instruments=[Instrument()],
 )
 
@@ -114,6 +120,7 @@ def wrong_values_are_found() -> None:
     RunConfig(price=late)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(hosted_price=price)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(call_model_input_filter=forget)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    RunConfig(output_guardrail_blocked_message=word)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(stop_when=forget)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(policies=[Nothing()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     RunConfig(instruments=Instrument())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

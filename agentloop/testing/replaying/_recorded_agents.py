@@ -23,9 +23,9 @@ from agentloop.agents import Agent, implicit_settings
 from agentloop.agents._sourced_tools import ASKED, SourcedTools
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
-from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
+from agentloop.guardrails import BlockedOutputArgs, tool_input_guardrail, tool_output_guardrail
 from agentloop.hooks import AgentHooks, RunHooks
-from agentloop.items import ToolCall
+from agentloop.items import ToolCall, ToolOutput
 from agentloop.lab._copies import AgentCopies, ClosedSession
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
@@ -174,6 +174,7 @@ class RecordedAgents(AgentCopies):
     def config(self, given: RunConfig) -> RunConfig:
         """Return a copy of *given* for a replay: with these effects and recorded prices, without instruments."""
         model = given.model if isinstance(given.model, str) or given.model is None else ClosedModel(given.model)
+        blocked = given.output_guardrail_blocked_message
         if given.tool_execution.pre_approval_tool_input_guardrails:
             self._effects.asked_before_admission = True
         return attrs.evolve(
@@ -187,6 +188,7 @@ class RecordedAgents(AgentCopies):
             sandbox=None,  # the driver says in which segments there is one
             price=None if given.price is None else self._find_recorded_cost,
             hosted_price=None if given.hosted_price is None else self._find_recorded_cost,
+            output_guardrail_blocked_message=self._find_blocked_text if callable(blocked) else blocked,
         )
 
     def copy_tool(self, tool: FunctionTool) -> FunctionTool:
@@ -307,6 +309,16 @@ class RecordedAgents(AgentCopies):
             return Decimal(0)
         self._charged = wanted
         return Decimal(wanted.cost or 0)
+
+    def _find_blocked_text(self, args: BlockedOutputArgs) -> str | None:
+        """Return the recorded text in place of the output that is being judged; None if a crash has cut it off."""
+        effects = self._effects
+        left = effects.records[effects.cursor : effects.entry.stop]  # the first of them is a verdict on this output
+        for one in left:
+            if isinstance(one, r.HistoryReplaced) and (one.path, one.reason) == (left[0].path, "output_withheld"):
+                first = one.items[0]  # the first output that was replaced
+                return first.output if isinstance(first, ToolOutput) and isinstance(first.output, str) else None
+        return None
 
     def _find_worst_cost(self, wanted: r.Record | None) -> Decimal:
         """Return the worst cost of a request that isn't made yet: one that is refused where the log says so."""

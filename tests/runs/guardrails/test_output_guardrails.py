@@ -17,17 +17,21 @@ from agentloop import (
     OutputGuardrail,
     OutputGuardrailTripwireTriggered,
     RunConfig,
+    RunContext,
     Runner,
     RunState,
     RunTimeoutError,
     StopAtTools,
     ToolsToFinalOutput,
     UserTypeError,
+    UserValueError,
     output_guardrail,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.config import blocked_text
+from agentloop.guardrails import BlockedOutputArgs
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, reason, say
@@ -347,6 +351,158 @@ async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mo
         await run_mode(agent, "go")
     assert caught.value.run_data is not None
     assert read_outputs(caught.value.run_data.new_items) == {"c": WITHHELD, "d": WITHHELD}
+
+
+def names_the_guardrail(args: BlockedOutputArgs) -> str:
+    """Write a text of all that the arguments have."""
+    return f"{args.agent.name} was refused by {args.guardrail} for {args.context.context}: {args.default}"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("Refused.", "Refused."), (names_the_guardrail, f"a was refused by first for Ada: {WITHHELD}")],
+    ids=["text", "function"],
+)
+async def test_the_application_words_what_a_withheld_output_becomes(run_mode: Run, given: Any, told: str) -> None:
+    """One text, wherever the usual one would stand; where two trip, of the first. The trip is raised as ever."""
+    session = MemorySession()
+
+    async def notes(ctx: Any, agent: Any, output: Any) -> Any:
+        return GuardrailFunctionOutput(f"saw {output}")
+
+    guards = [output_guardrail(notes), make_output_guard("first", TRIPPED)]
+    agent = script_agent(
+        "a",
+        call("secret", call_id="c"),
+        tools=[secret],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=guards,
+    )
+    config = RunConfig(output_guardrail_blocked_message=given)
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", session=session, run_config=config, context="Ada")
+    data = caught.value.run_data
+    assert data is not None
+    assert caught.value.guardrail_result in data.output_guardrail_results
+    assert [found.agent_output for found in data.output_guardrail_results] == [told, told]
+    assert withheld([found.output for found in data.output_guardrail_results])
+    assert read_outputs(data.new_items) == read_outputs(await session.get_items()) == {"c": told}
+    [replaced] = find_records(data, r.HistoryReplaced)
+    assert read_outputs(replaced.items) == {"c": told}
+
+
+async def test_the_words_for_a_withheld_output_are_asked_for_once(run_mode: Run) -> None:
+    """Two guardrails that refuse it at once leave one text."""
+    asked: list[str] = []
+    meet = Rendezvous(2)
+
+    async def refuse(ctx: Any, agent: Any, output: Any) -> Any:
+        await meet.wait()
+        return TRIPPED
+
+    def words(args: BlockedOutputArgs) -> str:
+        asked.append(args.guardrail)
+        return args.guardrail
+
+    agent = script_agent(
+        "a",
+        call("secret", call_id="c"),
+        tools=[secret],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=[output_guardrail(refuse, name=name) for name in ("one", "two")],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", run_config=RunConfig(output_guardrail_blocked_message=words))
+    assert caught.value.run_data is not None
+    assert [found.agent_output for found in caught.value.run_data.output_guardrail_results] == asked * 2
+    assert read_outputs(caught.value.run_data.new_items) == {"c": asked[0]}
+
+
+async def _words_too_late() -> str:
+    raise AssertionError("nobody waits for it")
+
+
+def _breaks(args: BlockedOutputArgs) -> str:
+    raise LookupError("no words")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (_breaks, "raised LookupError"),
+        (lambda args: None, ""),
+        (lambda args: "", "returned an empty text"),
+        (lambda args: 7, "returned a value of type int, not text"),
+        (lambda args: _words_too_late(), "returned a value of type coroutine, not text"),
+    ],
+    ids=["raises", "none", "empty", "number", "async"],
+)
+async def test_a_message_that_fails_leaves_the_usual_one(
+    run_mode: Run, given: Any, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The output is withheld all the same, and there is a line in the log."""
+    agent = script_agent(
+        "a",
+        call("secret", call_id="c"),
+        tools=[secret],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=[make_output_guard("g", TRIPPED)],
+    )
+    config = RunConfig(output_guardrail_blocked_message=given)
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", run_config=config)
+    assert caught.value.run_data is not None
+    assert read_outputs(caught.value.run_data.new_items) == {"c": WITHHELD}
+    said = [f"output_guardrail_blocked_message {line}; the default text is used"] if line else []
+    assert [record.getMessage() for record in caplog.records] == said
+    assert ("no words" in caplog.text) is (given is _breaks)
+
+
+def test_an_error_that_may_repeat_a_secret_is_logged_by_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    """As the errors of other callbacks within a secret call."""
+    args = BlockedOutputArgs(guardrail="g", agent=None, context=RunContext(context=None))
+    assert blocked_text(_breaks, args, redact=True) == WITHHELD
+    assert "LookupError" in caplog.text
+    assert "no words" not in caplog.text
+
+
+async def _never_asked(args: BlockedOutputArgs) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("given", ["", 7, _never_asked], ids=["empty", "number", "async"])
+def test_a_message_that_could_not_be_used_is_refused_before_the_run(given: Any) -> None:
+    """An async function would leave the output in place while it is awaited."""
+    with pytest.raises((UserTypeError, UserValueError), match="output_guardrail_blocked_message: expected a text that"):
+        RunConfig(output_guardrail_blocked_message=given)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_run_that_is_cancelled_as_a_guardrail_trips_keeps_nothing_of_the_output(others: int) -> None:
+    """The error is the cancellation then, so that the records have to say what is withheld."""
+    journal, scope = MemoryJournal(), anyio.CancelScope()
+
+    def judge(ctx: Any, agent: Any, output: Any) -> Any:
+        scope.cancel()
+        return GuardrailFunctionOutput(f"found {output}", True)
+
+    agent = script_agent(
+        "a",
+        call("secret", call_id="c"),
+        tools=[secret],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=[output_guardrail(judge), *[make_output_guard("g", PASSED)] * others],
+    )
+    config = RunConfig(output_guardrail_blocked_message="Refused.")
+    with scope:
+        await Runner.run(agent, "go", run_config=config, journal=journal)
+    assert scope.cancelled_caught
+    state = await RunState.from_journal(agent, journal)
+    verdicts = [one for one in state.records if isinstance(one, r.GuardrailSettled)]
+    assert "tripped" in [one.verdict for one in verdicts]
+    assert withheld([one.info for one in verdicts])
+    [replaced] = [one for one in state.records if isinstance(one, r.HistoryReplaced)]
+    assert read_outputs(replaced.items) == {"c": "Refused."}
 
 
 async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_mode: Run) -> None:
