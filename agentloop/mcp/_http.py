@@ -69,13 +69,13 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # lik
             raise httpx2.StreamError("the answer is compressed, which was not asked for")
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             response.stream = _BoundedStream(response.stream, self._most)
-            if request.method == "POST" and "mcp-session-id" in request.headers and await _is_unknown(response):
-                return httpx2.Response(404, request=request)
+            if "mcp-session-id" in request.headers and await _is_unknown(response):
+                return httpx2.Response(204 if request.method == "DELETE" else 404, request=request)
         return response
 
 
 async def _is_unknown(response: httpx2.Response) -> bool:
-    """Tell whether an answer to a message of a session says that the server doesn't know the session.
+    """Tell whether an answer within a session says that the server doesn't know the session.
 
     The protocol has 404 for that, which many servers send as 400. The SDK takes an error in the body for the
     answer of the request; only a 404 without one means to it that the session is gone.

@@ -179,12 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         session = self.headers.get("mcp-session-id")
         if request["method"] not in ("initialize", "server/discover") and session != SESSION:
-            status, _, body = os.environ.get("RAW_REFUSAL", "404 ").partition(" ")
-            self.send_response(int(status))
-            self.send_header("content-type", "application/json" if body else "text/plain")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.refuse()
             return
         if "id" not in request:
             self.send_response(202)
@@ -220,6 +215,15 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             pass
 
+    def refuse(self) -> None:
+        """Say that the session is unknown, in the words of one server or another."""
+        status, _, body = os.environ.get("RAW_REFUSAL", "404 ").partition(" ")
+        self.send_response(int(status))
+        self.send_header("content-type", "application/json" if body else "text/plain")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
     def do_GET(self) -> None:
         """Refuse a stream for what nobody asked for."""
         self.send_response(405)
@@ -230,7 +234,10 @@ class Handler(BaseHTTPRequestHandler):
         """End the session, or say nothing."""
         if os.environ.get("RAW_MUTE"):
             time.sleep(600)
-        self.do_GET()
+        if self.headers["mcp-session-id"] == SESSION:
+            self.do_GET()
+        else:
+            self.refuse()
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
