@@ -412,8 +412,8 @@ def tests_web(session: nox.Session) -> None:
     """
     session.install(".[test-web]")
     _need_chromium(session)
-    if shutil.which("npm"):  # the client of UI messages; without it they are read by its rules only
-        npm = ["npm", "install", "--silent", "--no-save", "--prefix", "build/npm", "ai@6"]
+    if shutil.which("npm"):  # the clients of UI messages and AG-UI; without them both are read by their rules only
+        npm = ["npm", "install", "--silent", "--no-save", "--prefix", "build/npm", "ai@6", "@ag-ui/client@1"]
         session.run(*npm, external=True, success_codes=range(256))
     session.run(
         "python", "-c", "import ag_ui, uvicorn, hypercorn, fastapi, litestar, quart"

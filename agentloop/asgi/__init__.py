@@ -11,6 +11,7 @@ from agentloop.asgi._journals import JournalFolder, RunJournals
 from agentloop.asgi._requests import Grant, WebRequest
 from agentloop.asgi._response import RunResponse
 from agentloop.asgi._resumption import ResumedRuns
+from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._writer import StreamForm
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MemoryStates",
     "ResumedRuns",
     "RunResponse",
+    "SharedState",
     "StateStore",
     "StreamForm",
     "WebLimits",

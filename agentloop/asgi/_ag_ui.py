@@ -5,8 +5,14 @@ delta and ends with its item; calls and their outputs come as items, in the mode
 call and its output are shown. A pause is the outcome `interrupt`, with one interrupt for each call that waits; the next
 request answers them by their ids.
 
-A client sends the whole conversation with each request, and is believed about it. Its state, its context and messages
-of the roles `system` and `developer` are left out, and so are its tools but for those that the application names.
+A client sends the whole conversation with each request, and is believed about it. Its context and messages of the roles
+`system` and `developer` are left out, and so are its tools but for those that the application names.
+
+Its state is left out, too, but for one of the type that the application shares (`SharedState`). Then the whole state
+is the second event, and each change is a patch, sent as soon as it is made: we compare what the client has with the
+present state. A change that no patch says shortly is the whole state again. So no change is lost, and each comes before
+the events that follow it, however far behind the client is. Rejected: `ToolContext.emit`, which only bodies have, and
+whose events are dropped while a consumer is behind; and a record, since the client's next request has the state.
 
 Such a tool is an `ExternalTool` of the run. A call of it is ended, by the protocol's event, when the run has paused;
 the event carries the handle of the paused run, which the client keeps with the call. The next request has the handle
@@ -17,26 +23,34 @@ such calls waits the outcome is `success`, as clients that run tools expect; oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import attrs
 import msgspec
 import pydantic
 from ag_ui import core as ui
+from anyio.lowlevel import EventLoopToken, current_token
 
 from agentloop import events as ev
 from agentloop._common.web_names import ANY
+from agentloop._concurrency.backend import tell
 from agentloop._schema.json_check import leave_out
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
 from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._json_patch import find_patch
+from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
 from agentloop.asgi._writer import replace_surrogates
 from agentloop.config import RunConfig
-from agentloop.exceptions import UserError
+from agentloop.exceptions import ModelBehaviorError, UserError
 from agentloop.items import (
     AssistantMessage,
     CallToAnswer,
@@ -67,6 +81,8 @@ _VERDICT: dict[str, Any] = {
     },
     "required": ["approved"],
 }
+_SHORT = 1_000
+"""The bytes that a patch of the shared state may have in any case."""
 _GIVEN_UP = "The user gave no answer."
 _NO_OUTPUT = "The user's page gave no output."
 
@@ -76,6 +92,12 @@ class AGUIForm:
 
     def __init__(self, asked: AGUIInput) -> None:
         self._ids: dict[str, Any] = {"thread_id": asked.thread_id, "run_id": asked.run_id}
+        self._state = asked.shared_state
+        self._sent_text = ""
+        """The text of the state that the client has."""
+        self._waiting: anyio.CancelScope | None = None
+        if self._state is not None:
+            self._state._listen(partial(_tell, current_token(), self._wake))
         self._front_end = asked.front_end
         self._answered = asked.outputs.keys()
         self._unended: set[str] = set()
@@ -89,11 +111,40 @@ class AGUIForm:
 
     def begin(self) -> bytes:
         """Return the frame of the run's start."""
-        return _format([ui.RunStartedEvent(**self._ids)])
+        return _format([ui.RunStartedEvent(**self._ids), *self._share()])
 
     def event(self, number: str | None, event: ev.Event) -> bytes:
-        """Return the frames of *event*; empty where the protocol has none."""
-        return b"" if event.path else _format(self._convert(event))
+        """Return the frames of *event*, behind what has changed; empty where the protocol has none."""
+        return self.between() + (b"" if event.path else _format(self._convert(event)))
+
+    @contextmanager
+    def waiting(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """Cancel *scope* when the shared state is changed."""
+        self._waiting = scope
+        try:
+            yield
+        finally:
+            self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def between(self) -> bytes:
+        """Return what has changed in the shared state."""
+        return _format(self._share())
+
+    def _share(self) -> Iterable[ui.BaseEvent]:
+        """Send the shared state if the client has none, else what has changed; whole if a patch would be longer."""
+        if self._state is None or (text := self._state._text) == self._sent_text:
+            return
+        before, self._sent_text = self._sent_text, text
+        now = json.loads(text)
+        patch: list[Any] = list(find_patch(json.loads(before), now)) if before else []
+        if patch and len(msgspec.json.encode(patch)) <= max(len(text), _SHORT) and not any(map(_is_refused, patch)):
+            yield ui.StateDeltaEvent(delta=patch)
+        else:
+            yield ui.StateSnapshotEvent(snapshot=now)
 
     def _convert(self, event: ev.Event) -> Iterable[ui.BaseEvent]:
         match event:
@@ -184,16 +235,28 @@ class AGUIForm:
         outcome = (
             ui.RunFinishedInterruptOutcome(interrupts=interrupts) if interrupts else ui.RunFinishedSuccessOutcome()
         )
-        return _format([*events, *self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+        return _format([*self._share(), *events, *self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
 
     def end(self, result: RunResult[Any]) -> bytes:
         """Return the end of a run that has completed, was stopped, or was cancelled."""
         outcome = ui.RunFinishedSuccessOutcome() if result.status != "cancelled" else ui.RunFinishedCancelledOutcome()
-        return _format([*self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+        return _format([*self._share(), *self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
 
     def error(self, description: dict[str, str]) -> bytes:
         """Return the end of a run that has failed."""
-        return _format([*self._end_all(), ui.RunErrorEvent(message=description["message"], code=description["type"])])
+        failed = ui.RunErrorEvent(message=description["message"], code=description["type"])
+        return _format([*self._share(), *self._end_all(), failed])
+
+
+def _tell(token: EventLoopToken, wake: Callable[[], None]) -> None:
+    """Let the loop of *token* call *wake*; from any thread, and when that loop has ended, too."""
+    with suppress(RuntimeError):
+        tell(token, wake)
+
+
+def _is_refused(operation: Mapping[str, Any]) -> bool:
+    """Tell whether the protocol's JavaScript client refuses an operation, as its path could change prototypes."""
+    return "/__proto__" in operation["path"] or "/constructor/prototype" in operation["path"]
 
 
 def _interrupt(id: str, asked: Interruption) -> ui.Interrupt:
@@ -238,6 +301,7 @@ class AGUIInput:
         handle: That of the paused run; None to begin one.
         answers: The position of each answered interrupt, whether it was resolved, and the payload.
         outputs: The outputs of calls of the client's tools, by the calls' ids.
+        shared_state: The client's state; None if the application shares none.
     """
 
     thread_id: str
@@ -247,6 +311,7 @@ class AGUIInput:
     handle: str | None
     answers: tuple[tuple[int, bool, Any], ...]
     outputs: Mapping[str, ui.ToolMessage]
+    shared_state: SharedState[Any] | None
 
     def offer_tools(self, options: RunOptions[Any]) -> RunOptions[Any]:
         """Return the options of a run that has *options*, and the client's tools beside those of its agents."""
@@ -300,8 +365,10 @@ def _decide(asked: Interruption, resolved: bool, payload: Any) -> Decision:
     return ClientVerdict(call_id, approved, asked.path, said.get("editedArgs"), said.get("message"), False)
 
 
-def read_input(body: bytes, client_tools: Collection[str]) -> AGUIInput:
+def read_input(body: bytes, client_tools: Collection[str], shared: SharedState[Any] | None) -> AGUIInput:
     """Return the request in *body*, a `RunAgentInput`, with those of its tools that are in *client_tools*.
+
+    Its state is read as one of the type of *shared*; left out if that is None.
 
     Raises:
         HTTPRefusal: it is none (400); names the first place.
@@ -329,7 +396,15 @@ def read_input(body: bytes, client_tools: Collection[str]) -> AGUIInput:
         next(iter(handles), None),
         tuple(answers),
         outputs,
+        None if shared is None else _read_state(asked.state, shared),
     )
+
+
+def _read_state(given: Any, shared: SharedState[Any]) -> SharedState[Any]:
+    try:
+        return shared._read(given)
+    except ModelBehaviorError as error:
+        raise HTTPRefusal(400, f"{error}.") from None
 
 
 def _read_tools(given: Iterable[ui.Tool], client_tools: Collection[str]) -> dict[str, FunctionTool[Any]]:

@@ -39,6 +39,7 @@ from agentloop.asgi._http import ClientGone, HTTPRefusal, Receive, Scope, Send, 
 from agentloop.asgi._journals import JournalFolder, RunJournals
 from agentloop.asgi._requests import Admit, Exchange
 from agentloop.asgi._resumption import ResumedRuns, resume_runs
+from agentloop.asgi._shared_state import SharedState
 from agentloop.exceptions import UserError
 from agentloop.journal._checks import check_codec
 
@@ -68,6 +69,8 @@ class AgentApp:
         client_tools: The names of the tools that a client of AG-UI may bring, for the model to call and the client to
             answer; `["*"]`: every tool. The others of the client are left out, and so is one with the name of a tool
             of the agent.
+        shared_state: The type of the state that AG-UI clients share with the tools of their runs; see `SharedState`.
+            Without it a client's state is left out.
         hosts: The names under which clients reach the application, such as `"agents.example.com"`, with a port or
             without; a request with another `Host` is refused with 421. `["*"]`: every name. If not given, a server
             that was reached at this machine's own address (127.0.0.1) takes only the names of that, such as
@@ -102,6 +105,7 @@ class AgentApp:
         ag_ui: bool = False,
         ui_messages: bool = False,
         client_tools: Sequence[str] = (),
+        shared_state: type[Any] | None = None,
         hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
@@ -120,6 +124,8 @@ class AgentApp:
             raise UserError("journals and states can't be used together: a paused run is resumed from its journal")
         if client_tools and not ag_ui:
             raise UserError("client_tools need ag_ui=True: only its clients bring tools")
+        if shared_state is not None and not ag_ui:
+            raise UserError("shared_state needs ag_ui=True: only its clients share a state")
         if isinstance(states, ClientStates) and key is None:
             raise UserError("ClientStates need a key: what a client carries must be sealed")
         limits = limits or WebLimits()
@@ -137,6 +143,7 @@ class AgentApp:
             has_journals=journals is not None,
             goes_on=on_disconnect == "continue",
             client_tools=frozenset(client_tools),
+            shared_state=None if shared_state is None else SharedState(shared_state, max_bytes=limits.max_shared_state),
         )
         self._requests: set[anyio.CancelScope] = set()
         self._answered = anyio.Event()

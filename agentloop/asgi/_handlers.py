@@ -47,6 +47,7 @@ from agentloop.asgi._requests import (
     ask_for_grant,
 )
 from agentloop.asgi._response import RunResponse, log_failure
+from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._verdicts import Decision, apply_decisions, as_sentence, give_decisions, state_of
 from agentloop.asgi._writer import EventWriter, StreamForm, describe_run, format_event, format_frame
 from agentloop.exceptions import InputRefusedError, StateError
@@ -77,6 +78,7 @@ class Handlers:
         has_journals: Whether each run has a journal.
         goes_on: Whether a run continues without its client.
         client_tools: The names of the tools that an AG-UI client may offer to the model.
+        shared_state: What the state of a client is read by; None if none is shared.
     """
 
     agent: Agent[Any, Any]
@@ -89,6 +91,7 @@ class Handlers:
     has_journals: bool
     goes_on: bool
     client_tools: Collection[str]
+    shared_state: SharedState[Any] | None
 
     # -- new runs
 
@@ -140,6 +143,8 @@ class Handlers:
         return True
 
     async def _let_in(self, request: WebRequest) -> Grant:
+        if request.shared_state is None and self.shared_state is not None:
+            request = attrs.evolve(request, shared_state=self.shared_state._read(None))
         return await ask_for_grant(self.admit, request)
 
     async def _begin(
@@ -461,8 +466,8 @@ class Handlers:
         from agentloop.asgi._ag_ui import AGUIForm, read_input
 
         body = check_json(client.scope, await read_body(client.scope, client.receive, self.limits))
-        asked = read_input(body, self.client_tools)
-        grant = await self._let_in_to_speak(asked, asked.thread_id, client)
+        asked = read_input(body, self.client_tools, self.shared_state)
+        grant = await self._let_in_to_speak(asked, asked.thread_id, client, asked.shared_state)
         grant = attrs.evolve(grant, options=asked.offer_tools(grant.options))
         await self._speak(asked, AGUIForm(asked), grant, client)
 
@@ -475,9 +480,13 @@ class Handlers:
         grant = await self._let_in_to_speak(asked, body.id, client)
         await self._speak(asked, UIMessageForm(asked), grant, client)
 
-    async def _let_in_to_speak(self, asked: _Asked, conversation: str | None, client: Exchange) -> Grant:
+    async def _let_in_to_speak(
+        self, asked: _Asked, conversation: str | None, client: Exchange, state: SharedState[Any] | None = None
+    ) -> Grant:
         action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
-        return await self._let_in(WebRequest(action=action, scope=client.scope, conversation=conversation))
+        return await self._let_in(
+            WebRequest(action=action, scope=client.scope, conversation=conversation, shared_state=state)
+        )
 
     async def _speak(self, asked: _Asked, form: StreamForm, grant: Grant, client: Exchange) -> None:
         if asked.handle is None:

@@ -64,8 +64,8 @@ of exceptions quote addresses, paths and credentials, and no pattern finds all o
 AG-UI is offered as a second form of the stream, since its library is well kept: types generated from the protocol's
 own schema, one dependency (pydantic), and since 1.0 interrupts with answers, which carry approvals. What it lacks is
 what the library's own form is for: ids to read on by, calls that settle at once rather than in order, secrets that
-are marked. So it isn't a replacement. Rejected: believing a client's instructions or its state, or those of
-its tools that the application doesn't name: then the page would decide what the agent does.
+are marked. So it isn't a replacement. Rejected: believing a client's instructions, a state that the application
+doesn't share, or tools that it doesn't name: then the page would decide what the agent does.
 
 Servers end differently. uvicorn cancels open requests after a timeout that is off by default; hypercorn on asyncio
 waits for them without a limit from Python 3.12 on. So `AgentApp.stop` ends all streams when the server begins to end,

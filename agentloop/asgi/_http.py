@@ -38,6 +38,7 @@ class WebLimits:
         keep_alive: The seconds of silence after which a stream gets a comment, so that proxies keep it open and a
             client that is gone is noticed.
         max_runs: The runs that are under way at the same time; another one is refused with 503.
+        max_shared_state: The bytes of a `SharedState` as JSON, of a client's and after each change.
     """
 
     max_body: int = attrs.field(default=1_000_000, validator=FIELDS.count())
@@ -45,6 +46,7 @@ class WebLimits:
     send_timeout: float | None = attrs.field(default=60.0, validator=optional(FIELDS.seconds()))
     keep_alive: float = attrs.field(default=15.0, validator=FIELDS.seconds())
     max_runs: int = attrs.field(default=1_000, validator=FIELDS.count())
+    max_shared_state: int = attrs.field(default=100_000, validator=FIELDS.count())
 
 
 class HTTPRefusal(Exception):

@@ -11,6 +11,7 @@ import msgspec
 
 from agentloop._serving.states import NAME_PATTERN
 from agentloop.asgi._http import BodyT, HTTPRefusal, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
+from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
@@ -107,12 +108,15 @@ class WebRequest:
         run: The id of the run; None if the request starts one whose id the client hasn't chosen, or resumes a paused
             one that has no journal.
         conversation: What the client calls its conversation, or None.
+        shared_state: The state of the client, for the context of the run. A new one if the client has none, or speaks
+            another protocol than AG-UI; None if the application shares no state.
     """
 
     action: Literal["start", "read", "cancel", "decide", "answer", "input"]
     scope: Scope
     run: str | None = None
     conversation: str | None = None
+    shared_state: SharedState[Any] | None = None
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header, or None."""

@@ -11,7 +11,8 @@ Nothing is buffered here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import anyio
 import msgspec
@@ -118,6 +119,19 @@ class StreamForm(Protocol):
         ...
 
 
+@runtime_checkable
+class LiveForm(StreamForm, Protocol):
+    """A form that has something to send between two events, too."""
+
+    def waiting(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:
+        """Hold *scope*, in which the writer waits for the next event, to cancel it when `between` has something."""
+        ...
+
+    def between(self) -> bytes:
+        """Return what is to be sent before the next event; empty for nothing."""
+        ...
+
+
 class PublicForm:
     """The library's own form: the public JSON form of events, and its own frames at the end."""
 
@@ -178,12 +192,16 @@ class EventWriter:
             BaseException: what *take* raises.
         """
         last: str | None = None
+        live = self.form if isinstance(self.form, LiveForm) else None
         while True:
             taken: Any = _SILENCE
-            with anyio.move_on_after(self._limits.keep_alive):
+            with (
+                anyio.move_on_after(self._limits.keep_alive) as scope,
+                nullcontext() if live is None else live.waiting(scope),
+            ):
                 taken = await take()
             if taken is _SILENCE:
-                await self.write(b": still here\n\n")
+                await self.write((b"" if live is None else live.between()) or b": still here\n\n")
             elif taken is None:
                 return last
             else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kit.work import count_work
+from web.ag_ui import converse, make_input, texts, ui
 from web.agents import Watched, deleting, looking
 from web.harness import ask
 
@@ -19,53 +20,6 @@ from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextD
 from agentloop.policies import PendingCall
 from agentloop.run import RunOptions
 from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of
-
-ui: Any = pytest.importorskip("ag_ui.core", reason="needs the extra ag-ui: nox -s tests-web")
-pydantic: Any = pytest.importorskip("pydantic")
-
-
-def make_input(text: str = "hello", **more: Any) -> dict[str, Any]:
-    """Return a request with one message."""
-    messages = more.pop("messages", [{"id": "m1", "role": "user", "content": text}])
-    return {"threadId": "t", "runId": "r", "messages": messages, **more}
-
-
-async def converse(app: AgentApp, body: dict[str, Any]) -> list[Any]:
-    """Send a request, and return the events, which are valid."""
-    response = await ask(app, "POST", "/ag-ui", body)
-    assert response.status == 200, response.body
-    events = [json.loads(block.removeprefix("data: ")) for block in response.body.decode().split("\n\n")[:-1]]
-    reader = pydantic.TypeAdapter(ui.Event)
-    found = [reader.validate_python(event) for event in events]
-    assert found[0].type == "RUN_STARTED"
-    assert found[-1].type in ("RUN_FINISHED", "RUN_ERROR")
-    check_messages(found)
-    return found
-
-
-def check_messages(events: list[Any]) -> None:
-    """Every message and call that begins ends once, nothing is added to it outside, and no message is empty."""
-    open_ones: set[str] = set()
-    written = {event.message_id for event in events if event.type == "TEXT_MESSAGE_CONTENT"}
-    assert {event.message_id for event in events if event.type == "TEXT_MESSAGE_START"} == written
-    for event in events:
-        kind = str(event.type.value)
-        if kind in ("TEXT_MESSAGE_START", "TOOL_CALL_START"):
-            open_ones.add(event.message_id if kind.startswith("TEXT") else event.tool_call_id)
-        elif kind in ("TEXT_MESSAGE_CONTENT", "TOOL_CALL_ARGS"):
-            assert (event.message_id if kind.startswith("TEXT") else event.tool_call_id) in open_ones
-        elif kind in ("TEXT_MESSAGE_END", "TOOL_CALL_END"):
-            open_ones.remove(event.message_id if kind.startswith("TEXT") else event.tool_call_id)
-    assert not open_ones
-
-
-def texts(events: list[Any]) -> list[str]:
-    """Return the text of each message, in order."""
-    found: dict[str, str] = {}
-    for event in events:
-        if event.type == "TEXT_MESSAGE_CONTENT":
-            found[event.message_id] = found.get(event.message_id, "") + event.delta
-    return list(found.values())
 
 
 async def test_run_is_streamed_in_the_events_of_the_protocol() -> None:
@@ -585,11 +539,11 @@ async def test_events_of_the_applications_own_are_custom_events() -> None:
     assert (custom["value"], custom["call"]["call_id"]) == ({"found": "?"}, "c1")
 
 
-def test_the_example_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """It plays the protocol's client: a call of the page's tool, and the answer to it."""
+@pytest.mark.parametrize("option", ["client_tools=", "shared_state="])
+def test_the_examples_of_the_page_print_what_they_show(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each plays the protocol's client."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "web.md").read_text(encoding="utf-8")
-    example, shown = re.findall(r"```python\n([^`]*?client_tools=.*?)```\nprints\n```text\n(.*?)```", page, re.DOTALL)[
-        0
-    ]
+    pattern = rf"```python\n([^`]*?{option}.*?)```\nprints\n```text\n(.*?)```"
+    example, shown = re.findall(pattern, page, re.DOTALL)[0]
     exec(compile(example, "web.md", "exec"), {})
     assert capsys.readouterr().out == shown
