@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from agentloop.abc import Codec
     from agentloop.state import RunState
+    from agentloop.tools import ToolOrigin
 
 AsT = TypeVar("AsT")
 
@@ -68,6 +69,31 @@ class RunData(ReprByFields):
 
         return total_cost(self.records)
 
+    @property
+    def tool_origins(self) -> dict[str, ToolOrigin]:
+        """Where the tools of the run's calls came from, by the ids of the calls.
+
+        It is worked out of the log when it is read. A call that has begun, or whose tool came from a source, has an
+        entry. One that was refused or waits for its verdict may have none: the log can't tell then whether the tool is
+        a function or an agent. A journal of an older version doesn't name its sources.
+
+        Example:
+            from agentloop import Agent, Runner, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool
+            def ping() -> str:
+                "Answer."
+                return "pong"
+
+            agent = Agent("a", model=ScriptedModel([call("ping", {}, "c1"), say("ok")]), tools=[ping])
+            result = Runner.run_sync(agent, "go")
+            print({call_id: origin.kind for call_id, origin in result.tool_origins.items()})  # {'c1': 'function'}
+        """
+        from agentloop.agents._tool_origins import find_tool_origins
+
+        return find_tool_origins(self.records)
+
     def to_json(self, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
         """Return the data as a new dict of JSON's own types, without `context` and `records`.
 
@@ -95,6 +121,9 @@ class RunData(ReprByFields):
             "usage": to_json(self.usage),
             "cost": None if self.cost is None else f"{self.cost:f}",
             "calls": write(self.calls),
+            "tool_origins": {
+                call_id: {"kind": origin.kind, "name": origin.name} for call_id, origin in self.tool_origins.items()
+            },
             **guardrails,
         }
 

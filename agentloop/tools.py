@@ -963,6 +963,28 @@ class ToolSource(Protocol):
         ...
 
 
+class ToolOrigin(Value, frozen=True):
+    """Where the tool of a call came from (`RunResult.tool_origins`).
+
+    Attributes:
+        kind: `"function"` for a function or another tool of the agent's own; `"source"` for a tool of a `ToolSource`,
+            such as an MCP server; `"agent"` for an agent as a tool; `"provider"` for a call that the provider runs
+            itself, once it is approved.
+        name: The name of the source or of the agent; of the server that the provider asks. None for a function.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, call, say
+
+        expert = Agent("expert", model=ScriptedModel([say("42")])).as_tool()
+        agent = Agent("a", model=ScriptedModel([call("expert", {"input": "?"}, "c1"), say("42")]), tools=[expert])
+        print(Runner.run_sync(agent, "go").tool_origins["c1"])  # ToolOrigin(kind='agent', name='expert')
+    """
+
+    kind: Literal["function", "source", "agent", "provider"]
+    name: str | None = None
+
+
 def source_name(source: object) -> str:
     """Return the name by which errors call a source of tools."""
     name = getattr(source, "name", None)

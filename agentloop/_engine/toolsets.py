@@ -51,7 +51,7 @@ async def _ask(run: LiveRun, index: int, source: ToolSource) -> SourcedTools:
         except Exception as error:
             text = f"tool source {name!r} failed: {type(error).__name__}: {message_of(error)}"
             raise ToolSourceError(text, source=name) from error
-        return SourcedTools.of(given, name, earlier)
+        return SourcedTools.of(given, name, earlier, run.agent.functions)
 
     key = f"{run.state.turn}:{place}"
     found: SourcedTools = await run.call_callback("toolset", key, ask, record_answer=False)

@@ -95,8 +95,13 @@ class SourcedTools(Value, frozen=True, eq=False):
     """The name of the source; a replay, which has only the log, doesn't know it."""
 
     @classmethod
-    def of(cls, given: object, source: str, earlier: SourcedTools | None) -> SourcedTools:
+    def of(
+        cls, given: object, source: str, earlier: SourcedTools | None, own: Sequence[FunctionTool[Any]] = ()
+    ) -> SourcedTools:
         """Return the tools *given* by the source of this name; *earlier* itself if they are the same objects.
+
+        Their descriptions name the source, so that the log tells where the tool of a call came from; but not that of a
+        tool which has the name of one of the agent's *own*: it is left out, and calls by that name aren't the source's.
 
         Raises:
             ToolSourceError: *given* isn't a sequence of function tools, or one of them is an agent.
@@ -115,7 +120,9 @@ class SourcedTools(Value, frozen=True, eq=False):
                     "belongs in Agent.tools",
                     source=source,
                 )
-        return cls(tools, [describe(tool, source) for tool in tools], source)
+        names, named = {tool.qualified_name for tool in own}, {"source": source}
+        described = [describe(tool, source) | ({} if tool.qualified_name in names else named) for tool in tools]
+        return cls(tools, described, source)
 
     def digests(self) -> dict[FunctionTool[Any], str]:
         """Return the digest of each tool."""

@@ -21,6 +21,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop._common.terminal_text import duration
+from agentloop.agents._tool_origins import OriginFold
 from agentloop.items import HandoffCall, HostedToolCall, ToolCall, find_hosted_calls
 from agentloop.model_events import ModelInfo
 from agentloop.outcomes import CallOutcome
@@ -77,6 +78,7 @@ class TimelineFold:
         self._head = Timeline(has_content=content)
         self._runs: dict[tuple[str, ...], _Run] = {}
         self._gaps: list[Gap] = []
+        self._origins = OriginFold()
         self._count = 0
         self._calls = 0
         self._first = self._last = 0.0
@@ -86,6 +88,7 @@ class TimelineFold:
         if self._count == 0:
             self._first = self._last = record.at
         self._count += 1
+        self._origins.record(record)
         if isinstance(record, r.RunStarted | r.RunResumed):
             self._begin_segment(record)
         elif (run := self._runs.get(record.path)) is not None:
@@ -386,6 +389,9 @@ class TimelineFold:
         name = f"{item.namespace}.{item.name}" if isinstance(item, ToolCall) and item.namespace else item.name
         row = run.calls[item.call_id] = self._add("call" if is_call else "handoff", name, record, run.top())
         row.call_id = clean(item.call_id)
+        origin = self._origins.origins.get((record.path, item.call_id))
+        if is_call and origin is not None:  # of an agent and a function, other rows and the tool's name say it
+            row.add_fact("tool of", origin.name)
         if self._content:
             secret = item.secret if isinstance(item, ToolCall) else ()
             row.add_fact("arguments", show_arguments(item.arguments, secret))

@@ -237,7 +237,7 @@ class RecordedAgents(AgentCopies):
         options: dict[str, Any] = {
             option: _refuse_body if value == ASKED and option in _CALLED else value
             for option, value in described.items()
-            if option != "digest"
+            if option not in ("digest", "source")
         }
         for option, make in _GUARDRAILS.items():
             options[option] = [make(_refuse_body, name=guard) for guard in described.get(option, ())]

@@ -93,7 +93,7 @@ async def test_source_is_asked_once_per_turn_and_recorded_in_short(run_mode: Run
     (first, answer), *later = asked_of(result)
     assert first == "0:a:0"
     assert names_of(answer) == ["far", "further"]
-    assert all(set(each) == {"name", "digest"} and len(each["digest"]) == 16 for each in answer)
+    assert all(set(each) == {"name", "digest", "source"} and len(each["digest"]) == 16 for each in answer)
     assert later == [("1:a:0", None), ("2:a:0", None)]
 
 
@@ -468,7 +468,7 @@ async def test_description_holds_what_a_replay_needs(run_mode: Run) -> None:
     agent = script_agent("a", say("done"), toolsets=[Source([[odd, one("g", failure_error_function=said)]])])
     result = await run_mode(agent, "go")
     ((_, (first, second)),) = asked_of(result)
-    assert {name: value for name, value in first.items() if name != "digest"} == {
+    assert {name: value for name, value in first.items() if name not in ("digest", "source")} == {
         "name": "odd",
         "namespace": "n",
         "timeout": 3.0,
