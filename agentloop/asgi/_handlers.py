@@ -24,6 +24,7 @@ from agentloop.asgi._hosting import USUAL_GRACE, Decide, RunHost, WebRun, append
 from agentloop.asgi._http import (
     HTTPRefusal,
     WebLimits,
+    answer,
     answer_json,
     check_json,
     find_header,
@@ -259,6 +260,9 @@ class Handlers:
         if live is not None:
             raise HTTPRefusal(409, "The run is under way, and streamed to the client that it ends with.")
         stored = await self.host.read(run, after, grant.check_owner)
+        if after is not None and not stored.events and not stored.final:
+            await answer(client.send, 204)  # else an EventSource would come back every few seconds, for ever
+            return
 
         async def serve() -> None:
             writer = EventWriter(client.send, self.limits)

@@ -149,13 +149,19 @@ async def answer_json(send: Send, status: int, data: Any, headers: Headers = ())
         ClientGone: the client has left.
     """
     body = msgspec.json.encode(data)
-    usual = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-    ]
+    usual = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await answer(send, status, body, [*usual, *headers])
+
+
+async def answer(send: Send, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+    """Send a whole response, which nothing between here and the client keeps.
+
+    Raises:
+        ClientGone: the client has left.
+    """
+    head = {"type": "http.response.start", "status": status, "headers": [*headers, (b"cache-control", b"no-store")]}
     try:
-        await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
+        await send(head)
         await send({"type": "http.response.body", "body": body})
     except OSError as error:  # how a server says it
         raise ClientGone from error

@@ -240,6 +240,7 @@ async function read(method, path, body) {
     show("note error", (await response.json()).error);
     return true;
   }
+  if (response.status === 204) return true; // the run is over, and all of it is shown
   run = response.headers.get("agentloop-run");
   $("send").disabled = false;
   history.replaceState(null, "", `#${run}`);

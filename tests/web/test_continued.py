@@ -79,7 +79,7 @@ async def test_for_every_event_what_came_before_and_what_comes_after_it_are_the_
         run, events = whole.headers["agentloop-run"], recorded(whole.frames)
         for position, (number, _) in enumerate(events):
             rest = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": number})
-            assert rest.status == 200
+            assert rest.status == (204 if number == events[-1][0] else 200)  # the first ends the retries of a browser
             assert events[: position + 1] + recorded(rest.frames) == events
 
 
