@@ -127,7 +127,8 @@ class AGUIForm:
             self._waiting = None
 
     def _wake(self) -> None:
-        if self._waiting is not None:
+        """End the wait for the next event, unless an event since the change has brought what changed."""
+        if self._waiting is not None and self._state is not None and self._state._text != self._sent_text:
             self._waiting.cancel()
 
     def between(self) -> bytes:
