@@ -454,9 +454,15 @@ class CleanupCut(_Record, frozen=True, tag="cleanup_cut"):
 
 
 class GraphChanged(_Record, frozen=True, tag="graph_changed"):
-    """A resumed run continues with other definitions than it began with."""
+    """A resumed run continues with other definitions than it had until then; the differences in words.
+
+    `graph` has the definitions from here on, in the form in which a journal's header has those that the run began with:
+    the calls that wait were made with the latest ones. Logs of earlier versions don't have it, and tell the differences
+    from what the run began with.
+    """
 
     changes: tuple[str, ...]
+    graph: Mapping[str, Any] | None = None
 
 
 class RunEnded(_ValueRecord, frozen=True, tag="run_ended", metaclass=SharesName):

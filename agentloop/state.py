@@ -1137,18 +1137,22 @@ def _walk_folds(fold: RunFold) -> Iterator[RunFold]:
 
 
 def check_graph(state: RunState, fold: RunFold, graph: AgentGraph) -> tuple[str, ...]:
-    """Return the changes of the agents' graph since *state*, which *fold* is of, was stored, in words.
+    """Return the changes of the agents' graph since the latest one that the log of *state* tells, in words.
+
+    Empty if an earlier version of the library has logged the same ones. *fold* is of *state*.
 
     Raises:
         StateError: if a pending call's tool has another schema than at the time of the call.
     """
     if state.graph_before is None:
         return ()
+    last = next((record for record in reversed(state.records) if isinstance(record, r.GraphChanged)), None)
+    before = state.graph_before if last is None or last.graph is None else last.graph
     now = graph.describe()
-    found = changes(state.graph_before, now)
+    found = changes(before, now)
     if found:
-        _check_pending(fold, state.graph_before, now)
-    return found
+        _check_pending(fold, before, now)
+    return () if last is not None and last.graph is None and last.changes == found else found
 
 
 def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class StartingPoint(msgspec.Struct, eq=False, frozen=True):
     """The log so far, and the agent at work.
 
-    Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless
-    the log has them already.
+    Made once per run segment. `changed` describes the differences of the agents from those the run had, unless the log
+    has them already.
     """
 
     fold: RunFold
@@ -52,7 +52,7 @@ class RunSegment(Value, frozen=True):
     kept: Conversation | None = None
     """The conversation that a new run continues, if the provider keeps it."""
     graph_changes: tuple[str, ...] = ()
-    """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
+    """The differences of the agents from those the run had, as texts, where the log doesn't have them yet."""
     open_trace: Callable[[LiveRun], Awaitable[Trace]] | None = None
     """The function that begins or continues the run's trace; called before the segment's first record."""
     open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
@@ -142,7 +142,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     traced: dict[str, Any] = {} if trace is None else _open_trace(run, trace)
     run.begin(RunResumed(*run.here(), run.tree.graph.key(run.agent), segment.max_turns, **traced))
     if segment.graph_changes:
-        log.append(GraphChanged(*run.here(), segment.graph_changes))
+        log.append(GraphChanged(*run.here(), segment.graph_changes, run.tree.graph.describe()))
     await _ensure_sandbox(run)
     await run.checkpoint()
     if state.turn and not state.turn_open and not state.input_added_later:

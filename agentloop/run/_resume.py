@@ -19,7 +19,7 @@ from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of
 from agentloop.items import ToolCall
-from agentloop.records import GraphChanged, Record, TurnStarted
+from agentloop.records import Record, TurnStarted
 from agentloop.settings import Conversation
 from agentloop.state import RunState, check_goes_on, check_graph
 from agentloop.tools import AgentCall, FunctionTool
@@ -48,11 +48,8 @@ def resume_from(
     for pending in _walk_pending(fold):
         _check_pending(pending, graph, fold.records, sourced=sourced)
     changed = check_graph(state, fold, graph)
-    logged = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
-    if changed == logged:
-        changed = ()
     if changed:
-        logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
+        logger.warning("the run goes on with other agents than it had: %s", "; ".join(changed))
     return StartingPoint(fold, agent, graph, changed, state)
 
 

@@ -340,6 +340,35 @@ async def cross(row: Row, direction: Direction, run: Run, open_journal: OpenJour
     assert result.final_output in ("done", "taken over")
 
 
+async def cross_again(direction: Direction, run: Run, open_journal: OpenJournal, *, back: bool) -> None:
+    """Have a run cross deploys before it makes a call whose tool has another schema in each version.
+
+    It waits for the version whose model has made it: the one that the run didn't begin with, or, after a way *back*,
+    the one that it began with and had left.
+    """
+    bodies = Bodies()
+    versions = {"old": version(), "new": version(hold={"arguments": ["n"]})}
+    labels = ("old", "new") if direction == "old to new" else ("new", "old")
+    begins, other = (Worker(versions[label], label, bodies, run, open_journal, _this_library) for label in labels)
+    assert await begins.begin() == ("p",)
+    if back:
+        await other.go_on()
+    await begins.approve()
+    makes, refuses = (begins, other) if back else (other, begins)
+    paused = await makes.go_on()
+    assert [request.call.call_id for request in paused.interruptions] == ["h"]
+    for is_decided in (False, True):
+        if is_decided:
+            await refuses.approve()
+        before, begun = await refuses.read(), list(bodies.ran)
+        with pytest.raises(StateError, match="call 'h' waits for tool 'hold'"):
+            await refuses.go_on()
+        assert await refuses.read() == before
+        assert bodies.ran == begun
+    assert (await makes.go_on()).final_output == "done"
+    assert bodies.ran == [f"look {begins.label}", *(f"{name} {makes.label}" for name in ("pay", "hold", "look"))]
+
+
 async def finish(worker: Worker) -> Any:
     """Give each verdict and have *worker* continue until the run has ended; return the result."""
     for _ in range(len(USUAL) + 1):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.deploys import DIRECTIONS, ON_PAGE, ROWS, Direction, cross
+from kit.deploys import DIRECTIONS, ON_PAGE, ROWS, Direction, cross, cross_again
 
 from agentloop import Runner, RunResult
 from agentloop.journal import FileJournal
@@ -32,6 +32,15 @@ async def test_a_deploy_between_two_segments_of_a_run(change: str, direction: Di
     """
     run = Runner.run if direction == "old to new" else run_streamed
     await cross(ROWS[change], direction, run, lambda: FileJournal(tmp_path / "run.journal", fsync="never"))
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_call_waits_for_the_version_that_made_it(direction: Direction, back: bool, tmp_path: Path) -> None:
+    """Not for the version that the run began with: a rolling deploy sends a run to and fro."""
+    run = Runner.run if direction == "old to new" else run_streamed
+    await cross_again(direction, run, lambda: FileJournal(tmp_path / "run.journal", fsync="never"), back=back)
 
 
 async def run_streamed(agent: Any, given: Any, **options: Any) -> RunResult[Any]:

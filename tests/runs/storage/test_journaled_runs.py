@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import attrs
+import msgspec
 import pytest
 from kit.agents import Run, configure_run, look, make_agent, script_turns
 from kit.ending import Backend, advance_clock, cancel_natively_when, cancel_when, check_duration
@@ -692,6 +693,28 @@ async def test_other_changes_are_recorded_and_warned_about_once(
         assert any("'look'" in change and "schema" in change for change in changed[0].changes)
     assert result.final_output == "done"
     assert kinds(await journal.read()).count("graph_changed") == 1
+
+
+async def test_changes_that_an_earlier_version_has_logged_are_not_repeated(run_mode: Run) -> None:
+    """Its record has no definitions, and tells the differences from what the run began with."""
+    journal, older = MemoryJournal(), MemoryJournal()
+    await run_mode(two_turns(), "go", journal=journal)
+
+    def build() -> Agent[Any, Any]:
+        agent = two_turns()
+        agent.tools = [*agent.tools, attrs.evolve(look, name="listen")]
+        return agent
+
+    state = await RunState.from_journal(build(), journal)
+    await run_mode(state.agent, state, journal=journal)
+    lines = [msgspec.json.decode(line) for line in await journal.read()]
+    assert [line.pop("graph") for line in lines if line.get("kind") == "graph_changed"]
+    await older.append([msgspec.json.encode(line) for line in lines])
+    state = await RunState.from_journal(build(), older)
+    state.approve("p")
+    result = await run_mode(state.agent, state, journal=older)
+    assert result.final_output == "done"
+    assert kinds(await older.read()).count("graph_changed") == 1
 
 
 async def test_unchanged_definitions_make_neither_record_nor_warning(
