@@ -7,9 +7,10 @@ Decisions:
 
 Error texts are cut before they are searched. The model gets a tool's error with all lines of its message, up to 4,000
 characters and without secrets, and the words of an MCP server about a failed call as an output; records and logs have
-the first line. A validation error says what is wrong below its first line, and so do the errors of many servers. A
-message may be megabytes long, and patterns that look for secrets take time that may grow with the square of it: more
-than a minute for a million characters, in which no other task ran. Text that isn't shown needs no search.
+the first line that isn't a heading. A validation error says what is wrong below its first line, and so do the errors of
+many servers, some of them below `### Error`. A message may be megabytes long, and patterns that look for secrets take
+time that may grow with the square of it: more than a minute for a million characters, in which no other task ran. Text
+that isn't shown needs no search.
 
 An error of a call with secret arguments shows its type only. A search can't decide which of its words repeat an
 argument, and in which form (quoted, cut, in other cases, a key of a mapping, one digit after the other). So the
@@ -68,8 +69,11 @@ _NURSERY_WORDS = ("unhandled errors in a TaskGroup", "Exceptions from Trio nurse
 
 
 def first_line(text: str) -> str:
-    """Return the first line that isn't blank."""
-    return text.strip().partition("\n")[0].rstrip()
+    """Return the first line that isn't blank, nor a heading (`### Error`) of lines below it."""
+    text = text.strip()
+    if text.startswith("#"):
+        text = re.sub(r"\A(?:#{1,6} [^\n]*\n\s*)+", "", text)
+    return text.partition("\n")[0].rstrip()
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -103,7 +103,7 @@ async def test_tools_of_a_server_are_called(servers: Servers, mode: str) -> None
 async def test_model_reads_all_that_a_server_says_of_a_failure(
     servers: Servers, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every line and part, bounded like an output, without credentials; the log has the first line."""
+    """Every line and part, bounded like an output, without credentials; the log skips the heading."""
     said = "### Error\n\nThe file is locked, token=hunter2\n" + "line\n" * (size // 5)
     agent = script_agent("a", call("fail", {"says": said}), say("done"), toolsets=[servers.make()])
     result = await Runner.run(agent, "go")
@@ -114,7 +114,7 @@ async def test_model_reads_all_that_a_server_says_of_a_failure(
         assert output.endswith("[image/png]\nHint: unlock it.)")
     assert len(output) <= 32_000
     (line,) = [record.getMessage() for record in caplog.records if "failed in call" in record.getMessage()]
-    assert line.endswith("MCPToolError(### Error)")
+    assert line.endswith("MCPToolError(The file is locked, token=[redacted])")
 
 
 @pytest.mark.scenario("TS-03")
