@@ -57,12 +57,28 @@ class Page:
 
     def __init__(self, browser: Browser) -> None:
         self.browser = browser
+        self._watched = 0
 
     async def until(self, script: str) -> None:
         """Wait until a JavaScript expression is true in the page."""
         with anyio.fail_after(30):
             while not await self.browser.evaluate(script):  # noqa: ASYNC110 - of another process
                 await anyio.sleep(0.02)
+
+    async def at(self, condition: str, script: str = "") -> str:
+        """Have the page itself do *script* as soon as *condition* is true; return what tells whether it has.
+
+        What is true for a moment only may be over before somebody outside of the page looks.
+        """
+        self._watched += 1
+        met = f"window.met{self._watched}"
+        await self.browser.evaluate(f"""new MutationObserver((_, observer) => {{
+            if (!({condition})) return
+            observer.disconnect()
+            {script}
+            {met} = true
+        }}).observe(document.body, {{attributes: true, childList: true, subtree: true}})""")
+        return met
 
     async def say(self, text: str) -> None:
         """Type a message, and send it by a click on the button."""
@@ -113,15 +129,17 @@ def cards(kind: str) -> str:
 async def test_text_comes_in_pieces_and_calls_run_side_by_side(url: str) -> None:
     """Three calls are shown next to each other while they run, with their progress; then the answer."""
     async with browsing(url) as page:
+        at_work = await page.at(f"{cards('running')} === 3 && document.querySelectorAll('progress').length > 0")
+        in_pieces = await page.at("document.querySelector('.partial') !== null")
         await page.say("What is the weather in Oslo, Rome and Bonn?")
-        await page.until(f"{cards('running')} === 3 && document.querySelectorAll('progress').length > 0")
+        await page.until(at_work)
         tops = await page.browser.evaluate(
             "[...document.querySelectorAll('.call')].map(e => Math.round(e.getBoundingClientRect().top))"
         )
         assert len(set(tops)) == 1
         await page.picture("calls")
         await page.until(f"{cards('succeeded')} === 3")
-        await page.until("document.querySelector('.partial') !== null")
+        await page.until(in_pieces)
         await page.ready()
         assert (await page.texts(".assistant"))[-1] == "Oslo: sun. Rome: sun. Bonn: sun."
         assert await page.texts(".error") == []
@@ -183,8 +201,9 @@ async def test_an_answer_that_does_not_fit_leaves_the_form(url: str) -> None:
 async def test_what_is_written_while_the_run_works_is_shown_where_the_model_reads_it(url: str) -> None:
     """Behind the calls under way; the run continues with it."""
     async with browsing(url) as page:
+        at_work = await page.at(f"{cards('running')} === 3")
         await page.say("What is the weather in Oslo, Rome and Bonn?")
-        await page.until(f"{cards('running')} === 3")
+        await page.until(at_work)
         await page.say("Thank you")
         await page.ready()
         assert await page.texts(".unread") == await page.texts(".error") == []
@@ -216,9 +235,9 @@ async def test_what_is_written_while_the_run_waits_can_be_taken_back(url: str) -
 async def test_cancel_button_ends_the_run(url: str) -> None:
     """The calls under way are cancelled, and the page is ready for the next message."""
     async with browsing(url) as page:
+        cancelled = await page.at(f"{cards('running')} === 3", "document.querySelector('#cancel').click()")
         await page.say("What is the weather in Oslo, Rome and Bonn?")
-        await page.until(f"{cards('running')} === 3")
-        await page.click("#cancel")
+        await page.until(cancelled)
         await page.ready()
         assert await page.browser.evaluate(cards("cancelled")) == 3
         assert "cancelled" in await page.texts(".note")
@@ -229,12 +248,13 @@ async def test_cancel_button_ends_the_run(url: str) -> None:
 async def test_lost_connection_costs_nothing_but_deltas(url: str) -> None:
     """The connection is dropped while calls run, and again while text comes: each call and text is shown once."""
     async with browsing(url) as page:
+        drop = "document.querySelector('#drop').click()"
+        dropped = await page.at(f"{cards('running')} === 3", drop)
+        dropped_again = await page.at("document.querySelector('.partial') !== null", drop)
         await page.say("What is the weather in Oslo, Rome and Bonn?")
-        await page.until(f"{cards('running')} === 3")
-        await page.click("#drop")
+        await page.until(dropped)
         await page.until(f"{cards('succeeded')} === 3")
-        await page.until("document.querySelector('.partial') !== null")
-        await page.click("#drop")
+        await page.until(dropped_again)
         await page.ready()
         assert await page.texts(".assistant") == ["Oslo: sun. Rome: sun. Bonn: sun."]
         assert len(await page.texts(".call")) == 3
