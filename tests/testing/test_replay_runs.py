@@ -721,6 +721,52 @@ def test_runs_that_were_ended_from_outside() -> None:
     assert lines(replay([*records, older], agent, run_config=RunConfig(timeout=0.02)).records) == lines([*records, end])
 
 
+class Slow(RunHooks):
+    """Hooks that take their time."""
+
+    async def on_agent_start(self, *given: Any) -> None:
+        """Wait a little."""
+        await anyio.sleep(0.001)
+
+    on_agent_end = on_llm_end = on_run_end = on_agent_start
+
+
+@pytest.mark.parametrize("hooks", [None, Slow()])
+@pytest.mark.parametrize("session", [None, MemorySession])
+def test_a_stop_after_the_turn_wherever_it_is_asked_for(session: Any, hooks: Any) -> None:
+    """Before the block, and at each record: also where no turn has begun."""
+    inner = Agent("inner", tools=[double], model=scripted(call("double", {"n": 9}, call_id="i1"), say("inner done")))
+    agent = Agent(
+        "a",
+        tools=[double, inner.as_tool()],
+        model=scripted([call("double", {"n": 1}, call_id="c1"), call("inner", {"input": "x"}, call_id="c2")], say("x")),
+    )
+
+    def stopped_at(place: int) -> Callable[[Any, RunConfig], Awaitable[None]]:
+        async def run(agent: Any, config: RunConfig) -> None:
+            class Stop(Instrument):
+                count = 0
+
+                def on_record(self, record: r.Record) -> None:
+                    self.count += 1
+                    if self.count == place:
+                        stream.cancel("after_turn")
+
+            watched = attrs.evolve(config, instruments=(*config.instruments, Stop()))
+            kept = None if session is None else session()
+            stream = Runner.run_streamed(agent, "go", run_config=watched, session=kept, hooks=hooks)
+            if place == 0:
+                stream.cancel("after_turn")
+            async with stream:
+                await stream.finished()
+
+        return run
+
+    places = (0, 1, 2, 4, 8, 12, 19, 40)
+    ends = [comes_out_the_same(agent, run=stopped_at(place))[0].records for place in places]
+    assert {records[-1].turn for records in ends} == {0, 1, 2}
+
+
 def guarded() -> Agent[Any, Any]:
     """Return an agent whose calls wait for verdicts, some of them in a nested run."""
     asked = attrs.evolve(double, needs_approval=True)

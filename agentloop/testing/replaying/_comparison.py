@@ -346,7 +346,7 @@ class ReplayLog:
         self.hold_end(record.path)
         if isinstance(record, r.BodyEnded):
             self.skip_end_hooks(record.path, record.call_id)
-        if self._is_stopped_by_caller():
+        if self.is_stopped_by_caller():
             self.turn_is_over()
         self.end_calls()
         self.release_bodies()
@@ -619,7 +619,7 @@ class ReplayLog:
             return True
         return self.live_call((record.path, record.call_id)) is not None
 
-    def _is_stopped_by_caller(self) -> bool:
+    def is_stopped_by_caller(self) -> bool:
         """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log."""
         for index in range(self.cursor, self.entry.stop):
             record = self.records[index]

@@ -445,7 +445,7 @@ class ReplayEffects(ReplayLog):
         if index is None:
             await self.cut_off(path, None, "a hook")
         end = self.skip_last_steps(index)
-        if self._cuts_effects(end) and self.before_end(end, index) == end:
+        if self._cuts_effects(end) and self.before_end(end, index) == end and not self.is_stopped_by_caller():
             await self.cut_off(path, None, "a hook")
         if _is_unstarted(self.records[index]) and not self._has_started(index):
             return  # its call had waited in the queue until then, so the hook had returned long before
