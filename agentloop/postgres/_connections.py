@@ -104,6 +104,26 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX agentloop_leases_taken ON agentloop_leases (owner) WHERE is_taken;
     CREATE INDEX agentloop_leases_latest ON agentloop_leases (owner, taken_at) WHERE taken_at IS NOT NULL;
     """,
+    # The outboxes. The indexes are of what is due, and of what an operator lists and deletes.
+    """
+    CREATE TABLE agentloop_outbox (
+        outbox text NOT NULL,
+        key text NOT NULL,
+        run_id text NOT NULL,
+        payload text NOT NULL,
+        status text NOT NULL,
+        since timestamptz NOT NULL,
+        added_at timestamptz NOT NULL,
+        due_at timestamptz,
+        attempts integer NOT NULL,
+        holder text,
+        receipt text,
+        trouble text,
+        PRIMARY KEY (outbox, key)
+    );
+    CREATE INDEX agentloop_outbox_due ON agentloop_outbox (outbox, due_at) WHERE due_at IS NOT NULL;
+    CREATE INDEX agentloop_outbox_status ON agentloop_outbox (outbox, status, since);
+    """,
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 

@@ -51,7 +51,8 @@ from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal._checks import check_codec, check_records
 from agentloop.journal._envelope import LINE_HEAD, End, Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
-from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
+from agentloop.postgres._connections import Connection, ResultT, as_journal_error, import_driver
+from agentloop.postgres._intents import ADD_INTENTS, RunIntents, columns_of
 from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease, LeaseHeld, RunCancelled, describe_cancelled
 from agentloop.postgres._queue import notify
 from agentloop.postgres._run_rows import RowSummary
@@ -72,7 +73,7 @@ FOR UPDATE
 """
 _KNOWN = "INSERT INTO agentloop_leases (run_id) VALUES (%(run_id)s) ON CONFLICT DO NOTHING"
 _APPEND = """
-WITH fence AS MATERIALIZED ({fence}){row}
+WITH fence AS MATERIALIZED ({fence}){row}{intents}
 INSERT INTO agentloop_journal_lines (run_id, n, line)
 SELECT %(run_id)s, %(first)s + batch.at - 1, batch.line
 FROM fence, unnest(%(lines)s::bytea[]) WITH ORDINALITY AS batch(line, at)
@@ -130,7 +131,7 @@ class PostgresJournal:
         self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
         self.codec: Codec | None = check_codec(codec)
         seal = Seal(key, ("postgres", self.run_id), older_seals=older_seals)
-        self._rows = _PostgresRows(repr(self), store.connections, self.run_id, self.lease, seal)
+        self._rows = _PostgresRows(repr(self), store, self.run_id, self.lease, seal)
         self._connections = store.connections
         self._in_thread = threading.Lock()
 
@@ -316,15 +317,17 @@ class PostgresJournal:
 class _PostgresRows(JournalRows):
     """The rows of *run_id*; with a lease they are inserted only while it is held."""
 
-    def __init__(self, name: str, connections: Connections, run_id: str, lease: Lease | None, seal: Seal) -> None:
+    def __init__(self, name: str, store: PostgresStore, run_id: str, lease: Lease | None, seal: Seal) -> None:
         super().__init__(name, seal, harmless=(LeaseHeld, RunCancelled))
         self._summary = RowSummary()  # of what was read and written here
         # What this object has written to the run's row. The first append writes it in any case: an older version
         # of the library has no row, and its workers write none.
         self._row: object = None
-        self._connections = connections
+        self._connections = store.connections
         self._run_id = run_id
         self._lease = lease
+        self._open_intents = store._intents.open
+        self._intents: RunIntents | None = None  # once the run's id in its log is known
 
     def select(self) -> Iterable[tuple[int, object]]:
         def read(connection: Connection) -> list[Any]:
@@ -339,8 +342,12 @@ class _PostgresRows(JournalRows):
         row = summary.status is not None and summary.row != self._row
         latest = LINE_HEAD % end.digest  # a retry may have written the line of this number anew
         fence, given = (_FREE, {"run_id": self._run_id, "latest": latest}) if lease is None else (FENCE, lease.fence)
-        statement = _APPEND.format(fence=fence, row=_ROW if row else "")
+        if self._intents is None and summary.run_id:
+            self._intents = self._open_intents(summary.run_id)
+        intents, over = ([], []) if self._intents is None else self._intents.decide(records)
+        statement = _APPEND.format(fence=fence, row=_ROW if row else "", intents=ADD_INTENTS if intents else "")
         parameters = {**given, "first": first, "lines": lines, **(summary.columns(first + len(lines)) if row else {})}
+        parameters |= columns_of(intents) if intents else {}
         sent = False
 
         def insert(connection: Connection) -> None:
@@ -366,6 +373,8 @@ class _PostgresRows(JournalRows):
 
         self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
         self._summary, self._row = summary, summary.row if row else self._row
+        if self._intents is not None and over:
+            self._intents.forget(over)
         self._connections.counts.add("appends")
         self._connections.counts.add("in_doubt", summary.in_doubt - before.in_doubt)
 

@@ -132,6 +132,7 @@ class _RowPart(msgspec.Struct):
 
     kind: str
     path: tuple[str, ...] = ()
+    run_id: str = ""
     agent: str = ""
     target_agent: str = ""
     tool: str = ""
@@ -179,6 +180,8 @@ class RowSummary(Value, frozen=True):
     always: Mapping[_Group, _Place] = _NO_CALLS
     error: str | None = None
     in_doubt: int = 0
+    run_id: str = ""
+    """The run's id in its log, which the keys of its calls are made of."""
 
     @property
     def waiting(self) -> tuple[StoredCall, ...]:
@@ -216,7 +219,8 @@ class RowSummary(Value, frozen=True):
         place = (*record.path, record.call_id)
         match record.kind:
             case "run_started" | "run_resumed" if not record.path:
-                return self.replace(status="running", agent=record.agent, error=None)
+                run_id = record.run_id or self.run_id
+                return self.replace(status="running", agent=record.agent, error=None, run_id=run_id)
             case "turn_started" if not record.path:
                 return self if record.agent == self.agent else self.replace(agent=record.agent)
             case "handed_off" if not record.path:

@@ -30,12 +30,10 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import closing
 from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
-import anyio.to_thread
 import attrs
 from anyio.abc import TaskGroup, TaskStatus
 
@@ -49,6 +47,7 @@ from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connection, as_journal_error
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._lease import Lease, RunCancelled, read_clock
+from agentloop.postgres._listening import LONGEST_PAUSE, listen
 from agentloop.postgres._queue import Claimed, ServedRun, Settled
 from agentloop.postgres._run_rows import read_end
 from agentloop.postgres._store import PostgresStore
@@ -59,8 +58,6 @@ from agentloop.state import RunState
 logger: logging.Logger = logging.getLogger("agentloop")
 
 RunOptionsOf: TypeAlias = "Callable[[ServedRun], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]"
-_LONGEST_PAUSE = 30.0
-"""Seconds: pauses after errors of the database, or of one run, double from the poll's length up to this."""
 _PASSED_OVER = 60.0
 """Seconds for which a worker leaves a run to others that it can't continue."""
 _GIVEN_BACK = Settled(0.0, status="queued")
@@ -240,7 +237,7 @@ class _RunServer:
             except JournalError as error:
                 logger.warning("a worker can't take runs, and tries again in %.1f s: %s", pause, error_summary(error))
                 await anyio.sleep(pause)
-                pause = min(pause * 2, max(self.poll, _LONGEST_PAUSE))
+                pause = min(pause * 2, max(self.poll, LONGEST_PAUSE))
                 continue
             with anyio.move_on_after(self.poll):
                 await self.worth_looking.wait()
@@ -299,33 +296,8 @@ class _RunServer:
                 live.stop()
 
     async def listen(self) -> None:
-        """Say that it is worth looking at each notification, for ever. A lost connection is opened again."""
-        pause = self.poll
-        while True:
-            try:
-                with as_journal_error("the queue"):
-                    connection = await anyio.to_thread.run_sync(self.open_listener)
-                    with closing(connection):
-                        pause = self.poll
-                        while True:
-                            self.worth_looking.set()
-                            await anyio.wait_readable(connection.fileno())
-                            connection.pgconn.consume_input()
-                            while connection.pgconn.notifies() is not None:
-                                pass
-            except JournalError:  # the task that takes runs says so, and polls meanwhile
-                await anyio.sleep(pause)
-                pause = min(pause * 2, max(self.poll, _LONGEST_PAUSE))
-
-    def open_listener(self) -> Connection:
-        """Return a connection that is notified. Blocks."""
-        connection = self.store.connections.open()
-        try:
-            connection.execute(f"LISTEN {queue.CHANNEL}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        """Say that it is worth looking at each notification, for ever."""
+        await listen(self.store.connections, queue.CHANNEL, lambda: self.worth_looking.set(), self.poll)
 
     # ------------------------------------------------------------------------------------------ one run
 
@@ -410,7 +382,7 @@ class _RunServer:
         trouble = type(error).__name__
         if run.attempt >= self.attempts:
             return Settled(None, None, "dead", trouble)
-        return Settled(min(self.poll * 2**run.attempt, _LONGEST_PAUSE), None, "queued", trouble)
+        return Settled(min(self.poll * 2**run.attempt, LONGEST_PAUSE), None, "queued", trouble)
 
     async def judge_cut(self, lease: Lease) -> Settled:
         """Return what becomes of a run that was cancelled, which may have ended before the cancellation reached it."""

@@ -37,6 +37,7 @@ from agentloop.journal._envelope import Seal
 from agentloop.postgres import _operating as operating
 from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
+from agentloop.postgres._intents import StoreIntents
 from agentloop.postgres._lease import Lease
 from agentloop.postgres._renewals import Renewals
 from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus, read_cursor
@@ -107,6 +108,7 @@ class PostgresStore:
             check(name, optional(NAMES.plain_text()), given)
         self._named = {"application": application, "worker": worker or f"{socket.gethostname()}-{os.getpid()}"}
         self._renewals = Renewals(self.connections)
+        self._intents = StoreIntents()
 
     def __repr__(self) -> str:
         return f"PostgresStore(connections={self._most})"  # the address may hold a password
