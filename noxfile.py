@@ -642,6 +642,7 @@ LONG = {
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/concurrency", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
+    "fleet": ["--backends", "asyncio", "-s", "tests/postgres_store/test_served_fleet.py"],
     "web": ["--backends", "asyncio", "tests/web/test_servers.py", "-k", "many_clients"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
