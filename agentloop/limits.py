@@ -374,13 +374,16 @@ class TokenRate(Limit):
         self._admitted -= amount
         self.report_room()
 
-    def settle(self, start: TokenStart, tokens: int, input_tokens: int) -> None:
-        """Count *tokens*, which the answer told, for the request of *start*, whose input was estimated before."""
-        more = tokens - input_tokens
+    def _learn(self, more: int) -> None:
+        """Note that a request took *more* tokens than those of its input."""
         if self._more is None:
             self._more = float(more)
         self._spread += 0.1 * (abs(more - self._more) - self._spread)
         self._more += 0.1 * (more - self._more)
+
+    def settle(self, start: TokenStart, tokens: int, input_tokens: int) -> None:
+        """Count *tokens*, which the answer told, for the request of *start*, whose input was estimated before."""
+        self._learn(tokens - input_tokens)
         less = start.tokens - tokens
         if start.counted:
             self._spent -= less

@@ -5,6 +5,8 @@ worker appends to its journal, so none starts a body of it. `PostgresJournal` is
 `PostgresSession` one conversation, and `PostgresMemory` keeps the files of `agentloop.bundles.Memory`.
 `PostgresOutbox` has what bodies want done, written with the records of their calls, and delivers it.
 
+`PostgresStore.share` gives limits to all workers together: `SharedRate`, `SharedTokenRate`, `SharedCapacity`.
+
 `serve` is the loop of a worker, for runs that `PostgresStore.submit` has put into the database; with a queue that you
 have already, let its jobs take leases. The driver, psycopg, is imported when the first connection opens.
 """
@@ -12,6 +14,7 @@ have already, let its jobs take leases. The driver, psycopg, is imported when th
 from agentloop.postgres._intent_rows import Intent, IntentStatus
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._lease import Lease, LeaseHeld, LeaseLost, RunCancelled
+from agentloop.postgres._limits import SharedCapacity, SharedRate, SharedTokenRate
 from agentloop.postgres._memory import PostgresMemory
 from agentloop.postgres._outbox import PostgresOutbox
 from agentloop.postgres._queue import ServedRun
@@ -33,6 +36,9 @@ __all__ = [
     "PostgresStore",
     "RunCancelled",
     "ServedRun",
+    "SharedCapacity",
+    "SharedRate",
+    "SharedTokenRate",
     "StoreHealth",
     "StoredCall",
     "StoredRun",

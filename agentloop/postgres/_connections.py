@@ -124,6 +124,12 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX agentloop_outbox_due ON agentloop_outbox (outbox, due_at) WHERE due_at IS NOT NULL;
     CREATE INDEX agentloop_outbox_status ON agentloop_outbox (outbox, status, since);
     """,
+    """
+    CREATE TABLE agentloop_limits (
+        name text PRIMARY KEY,
+        state text NOT NULL
+    ) WITH (fillfactor = 50);
+    """,
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 

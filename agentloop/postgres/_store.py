@@ -22,7 +22,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self, get_args
@@ -38,7 +38,8 @@ from agentloop.postgres import _operating as operating
 from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
 from agentloop.postgres._intents import StoreIntents
-from agentloop.postgres._lease import Lease
+from agentloop.postgres._lease import Lease, read_clock
+from agentloop.postgres._limits import SharedLimit, asking, sharing
 from agentloop.postgres._renewals import Renewals
 from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus, read_cursor
 from agentloop.sessions._item_rows import write_items
@@ -166,6 +167,42 @@ class PostgresStore:
                 raise raised
         if not held:
             raise lease.cancelled or lease.lost()
+
+    def share(self, *limits: SharedLimit, seconds: float = 30.0) -> AbstractAsyncContextManager[None]:
+        """Share *limits* with all workers that do the same, for a block; the runs that use them belong within it.
+
+        Within the block the limits hold what this worker's calls need, leased from the database. What a worker held
+        that has died is free when *seconds* are over; of a rate it counts as used then. One task asks for all limits
+        of the block, so limits that one call takes together belong into one block. Limits that are in use with other
+        numbers by other workers are refused; when none uses them any more, they take the numbers of the next one.
+
+        While the database is away, what this worker holds may be used until its lease ends, and nothing else starts:
+        the calls wait. A warning says so.
+
+        Args:
+            limits: Each a `SharedRate`, `SharedTokenRate` or `SharedCapacity`. An object is shared by one block at a
+                time; objects of the same name in several blocks, event loops and processes are one limit.
+            seconds: How long the lease of this worker lasts after each renewal, at each third of it.
+
+        Cancellation: what the worker holds is given back, in one attempt.
+
+        Raises:
+            UserError: a limit has other numbers in other workers (named are both), at the beginning or, if it came to
+                that while this one's lease had passed, later: the block is cancelled then. Or an argument is wrong.
+            JournalError: the database refuses or can't be reached when the block begins.
+
+        Example:
+            from agentloop import RunConfig, Runner
+            from agentloop.postgres import PostgresStore, SharedRate, SharedTokenRate
+
+            account = [SharedRate(60, 60, "requests"), SharedTokenRate(100_000, 60, "tokens")]
+
+            async def work(agent, question):  # needs a server
+                async with PostgresStore("postgresql://localhost/shop") as store, store.share(*account):
+                    return await Runner.run(agent, question, run_config=RunConfig(model_limits=account))
+        """
+        check_seconds("seconds", seconds)
+        return sharing(limits, asking(self._ask), seconds, read_clock)
 
     # ------------------------------------------------------------------------------------------ runs for `serve`
 
