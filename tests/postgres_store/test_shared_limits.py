@@ -198,7 +198,7 @@ async def test_a_database_that_is_away_admits_nothing_more(
             await until(lambda: "admit only what this worker holds already" in caplog.text)
             assert len(ran) == 1
         finally:
-            await anyio.to_thread.run_sync(server.start)
+            server.start()  # blocks, and can't be cancelled
         await until(lambda: len(ran) == 2)
         await both.wait()
     assert "leased from the database again" in caplog.text
