@@ -109,7 +109,7 @@ SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[It
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
 HostedPrice: TypeAlias = Callable[[str, HostedToolCall], Amount]
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 _HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 
 

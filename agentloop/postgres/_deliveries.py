@@ -199,7 +199,7 @@ class Deliveries:
                 rows.note_delivered(connection, {**given, **self.write_receipt(intent, value)})
 
     def write_receipt(self, intent: Intent, value: Any) -> dict[str, Any]:
-        """Return the columns of a delivery. A value that is no JSON is left out: what is done isn't done again."""
+        """Return the columns of a delivery. A value that isn't JSON is left out: what is done isn't done again."""
         try:
             text = self.form.write("receipt", value)
             return {"receipt": self.form.seal(intent.key, "receipt", text), "trouble": None}
@@ -208,7 +208,7 @@ class Deliveries:
             return {"receipt": None, "trouble": f"delivered; its receipt isn't kept: {error}"}
 
     def describe(self, error: BaseException) -> str:
-        """Return *error* in words; of a sealed outbox its type alone, since a message may repeat the payload."""
+        """Return *error* in words; of a sealed outbox only its type, since a message may repeat the payload."""
         return error_summary(error) if self.form.codec is None else type(error).__name__
 
     def fail(self, intent: Intent, given: dict[str, Any], trouble: str) -> Work[None]:

@@ -3,7 +3,7 @@
 Theory. A body that adds an intent writes nothing: the intent waits here, in the process, under the call's key. The
 journal looks at each record that it appends. One which says that a body has returned (`body_ended` without an error, or
 else `call_settled` as succeeded) takes the call's intents into the statement that appends it; any other end of the call
-drops them, and so does a new start. So the log and the table say the same, whatever moment the process dies at:
+drops them, and so does a new start. So the log and the table say the same, at each moment at which the process may die:
 
     before the commit    neither has it. The call is in doubt, its tool runs again (`in_doubt="rerun"`), adds it again
     after the commit     both have it. The call has settled, and its body never runs again

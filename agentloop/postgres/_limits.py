@@ -210,7 +210,7 @@ class SharedRate(Rate):
         check("name", NAMES.words(), name)
         super().__init__(count, per, name)
         self.part: LimitPart = LimitPart(name, Size("SharedRate", self.count, self.per), lambda: self._admitted)
-        self.binding = _Binding(part=self.part)
+        self.binding: LoopBinding = _Binding(part=self.part)
 
     def __repr__(self) -> str:
         return f"Shared{super().__repr__()}"
@@ -273,7 +273,7 @@ class SharedTokenRate(TokenRate):
         check("name", NAMES.words(), name)
         super().__init__(tokens, per, name)
         self.part: LimitPart = LimitPart(name, Size("SharedTokenRate", self.tokens, self.per), lambda: self._admitted)
-        self.binding = _Binding(part=self.part)
+        self.binding: LoopBinding = _Binding(part=self.part)
 
     def __repr__(self) -> str:
         return f"Shared{super().__repr__()}"
@@ -343,7 +343,7 @@ class SharedCapacity(Capacity):
         check("name", NAMES.words(), name)
         super().__init__(tokens, name)
         self.part: LimitPart = LimitPart(name, Size("SharedCapacity", tokens), lambda: self._in_use)
-        self.binding = _Binding(part=self.part)
+        self.binding: LoopBinding = _Binding(part=self.part)
 
     def __repr__(self) -> str:
         return f"Shared{super().__repr__()}"

@@ -1,7 +1,7 @@
 """Effects that happen once: what a body wants done is written with the record of its call, and delivered behind it.
 
-The engine can't make an effect and its record one step: whatever it does first, a crash between the two loses or
-doubles one of them. So the body doesn't act. It says what is to be done, an *intent*, with a key; the statement that
+The engine can't make an effect and its record one step: a crash between the two loses or doubles one of them, in
+either order. So the body doesn't act. It says what is to be done, an *intent*, with a key; the statement that
 appends "the body has returned" to the journal writes the intent, too (`_intents`), and a dispatcher delivers it
 (`_deliveries`).
 
@@ -12,7 +12,7 @@ What each part promises:
     outbox → handler     at least once, with the same key. A crash between the handler and its receipt calls it again
     outbox → function    exactly once: it has the connection of the transaction that writes the receipt (`apply`)
 
-No library can do better for a handler: it talks to another machine, which alone knows whether it has acted. Exactly
+No library can do better for a handler: it talks to another machine, and only that knows whether it has acted. Exactly
 once there needs a receiver that honours the key, as payment services do. One whose data are in the same database needs
 nothing: let it be a function.
 
@@ -20,18 +20,18 @@ Decisions:
 
 The intent waits in memory until the body has returned, and belongs to the record, not to the body. A body that fails,
 or is cut by a cancellation or its timeout, leaves none, and one that is called again in a resumed run adds the same
-again. Rejected: writing it from the body in a transaction of its own. Then a crash behind it leaves an intent of a call
-that the log calls in doubt; the model is told so, and asks for the effect once more, under the key of another call.
+again. Rejected: writing it from the body in another transaction. Then a crash behind it leaves an intent of a call
+that the log calls in doubt; the model reads that, and asks for the effect once more, under the key of another call.
 
 The place is the append, a single statement with its fence, into which a run's row and now intents are joined. So a
 worker that has lost its lease writes no intent, and one that is stopped leaves no transaction open. Rejected: a
 transaction that stays open while the body runs, as a step of DBOS has (its effects must be in the same database, and a
 body that waits for an hour would hold its locks and its connection for an hour); two-phase commit, where a coordinator
-that dies leaves locks behind until somebody decides, and which no HTTP service speaks; and Temporal's way, an activity
-that is repeated until it succeeds: at least once, where each body has to be idempotent by itself.
+that dies leaves locks behind until an operator decides, and which no HTTP service speaks; and Temporal's way, an
+activity that is repeated until it succeeds: at least once, where each body has to be idempotent by itself.
 
 A dispatcher polls the table and is notified, like `serve`. Rejected: reading the write-ahead log, as Debezium does. It
-needs a replication slot, which keeps the server's disk full if nobody reads it, and a connector beside the database, to
+needs a replication slot, which fills the server's disk while it isn't read, and a connector beside the database, to
 gain an order that runs beside each other don't have. Jobs of Oban, River or procrastinate that are inserted in one's
 own transaction are the same idea; here the transaction isn't the application's but the journal's, and the handler can
 make such a job of an intent.
@@ -129,14 +129,14 @@ class PostgresOutbox:
             ctx: The context of the call.
             payload: A JSON value.
             key: The intent's key in this outbox, of your own words: a second refund of `"order 7"` is the first one.
-                Without it, `ctx.idempotency_key`, the key of the call: each call is one of its own. A call that adds
+                Without it, `ctx.idempotency_key`, the key of the call: each call then has another. A call that adds
                 several intents to one outbox has to give keys.
 
         Cancellation: a checkpoint, at which nothing is added.
 
         Raises:
-            UserTypeError, UserValueError: the payload is no JSON value; or the call has added another payload with this
-                key.
+            UserTypeError, UserValueError: the payload isn't a JSON value; or the call has added another payload with
+                this key.
             UserError: the run has no `PostgresJournal` of this store; or the call has secret arguments, which may be in
                 the payload, and the outbox has no codec.
             StateError: the codec fails.
@@ -200,7 +200,7 @@ class PostgresOutbox:
 
         Raises:
             JournalError: the database refuses or can't be reached when it begins.
-            BaseException: what a handler raises that is no Exception ends the call.
+            BaseException: what a handler raises that isn't an Exception ends the call.
         """
         check("handler", NAMES.function("intent"), handler)
         check("timeout", NAMES.seconds(), timeout)
@@ -223,7 +223,7 @@ class PostgresOutbox:
         receipt, or not at all: if it raises, if its process dies, if the server restarts. It doesn't commit by itself.
 
         It is called in a worker thread, with one of the store's connections, and the store's `timeout` bounds each of
-        its statements and the time between two: give a busy one a store of its own.
+        its statements and the time between two: give a busy one another store.
 
         Cancellation: no further intent is taken. Functions under way are awaited.
 
@@ -271,7 +271,7 @@ class PostgresOutbox:
     async def intents(self, status: IntentStatus | None = None, *, limit: int | None = None) -> list[Intent]:
         """Return the intents of *status*, or all: the one that has its status for the longest time in front.
 
-        `intents("dead")` are letters that nobody could deliver, each with its `trouble`.
+        `intents("dead")` are those that couldn't be delivered, each with its `trouble`.
         """
         check("status", optional(NAMES.one_of(*_STATUSES)), status)
         check_count("limit", limit)
