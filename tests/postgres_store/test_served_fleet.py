@@ -253,7 +253,9 @@ def test_every_run_that_is_served_comes_to_its_end_once(conninfo: str, server: S
             reason = _find_reason(fleet.events, takes[str(number)], call.at)
             reasons[reason] += 1
             print(f"run {number}: {call.tool} ({call.call_id}) is in doubt: {reason}")
-    over = [_find_taken(takes[run_id], epoch) - begun for begun, held in fleet.held for run_id, epoch in held]
+    taken = [(begun, _find_taken(takes[run_id], epoch)) for begun, held in fleet.held for run_id, epoch in held]
+    over = [at - begun for begun, at in taken if at is not None]
+    assert over
     print(f"{RUNS} runs, {KILLS} kills, {STALLS} stalls, {RESTARTS} restarts, {DRAINS} drains, a deploy, seed {SEED}:")
     again = sum(count > 1 for count in times.values())
     print(f"{sum(times.values())} bodies, {again} idempotent calls again; in doubt: {dict(reasons)};")
@@ -291,9 +293,12 @@ def _find_takes(conninfo: str) -> dict[str, list[tuple[int, str, float]]]:
     return found
 
 
-def _find_taken(takes: list[tuple[int, str, float]], epoch: int) -> float:
-    """Return when the next worker took a run that one had in *epoch*."""
-    return min(at for later, _, at in takes if later > epoch)
+def _find_taken(takes: list[tuple[int, str, float]], epoch: int) -> float | None:
+    """Return when the next worker took a run that one had in *epoch*.
+
+    None if that worker had ended it: between our look at what it has, and its death. For every run is over.
+    """
+    return min((at for later, _, at in takes if later > epoch), default=None)
 
 
 def _find_reason(events: list[Event], takes: list[tuple[int, str, float]], at: float) -> str:
