@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ import attrs
 from anyio.abc import TaskGroup, TaskStatus
 
 from agentloop._common.error_text import error_summary
-from agentloop._concurrency.backend import uncancel_to
+from agentloop._concurrency.backend import checkpoint_if_cancelled, uncancel_to
 from agentloop._engine.runtime.callbacks import resolve
 from agentloop.exceptions import JournalError, UserError
 from agentloop.postgres import _intent_rows as rows
@@ -64,6 +65,7 @@ class Deliveries:
     live: set[anyio.CancelScope] = attrs.field(factory=set)
     worth_looking: anyio.Event = attrs.field(factory=anyio.Event)
     fatal: BaseException | None = None
+    """The error that ends the call, once all attempts have ended; raised where the group doesn't wrap it."""
 
     async def work(self, task_status: TaskStatus[None]) -> None:
         """Work until the call is cancelled."""
@@ -86,7 +88,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------------------ taking intents
 
     async def take(self, group: TaskGroup, taking: anyio.CancelScope) -> None:
-        """Take intents for ever. A database that is away is asked again after a pause that grows."""
+        """Take intents until an error ends it. A database that is away is asked again after a pause that grows."""
         pause = self.poll
         while True:
             self.worth_looking = anyio.Event()
@@ -98,11 +100,16 @@ class Deliveries:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, max(self.poll, LONGEST_PAUSE))
                 continue
+            except Exception as error:  # the store is closed: no asking again cures it
+                self.fatal = self.fatal or error
+                return
             with anyio.move_on_after(self.poll):
                 await self.worth_looking.wait()
 
     async def claim(self) -> tuple[str, list[Intent]]:
         """Take as many due intents as there is room for; return them with the holder that they are taken by.
+
+        Cancellation: what the statement has taken meanwhile is given back.
 
         Raises:
             JournalError: the database refuses or can't be reached.
@@ -115,17 +122,26 @@ class Deliveries:
         given = {"outbox": self.form.outbox, "holder": holder, "room": room, "seconds": seconds, "most": self.attempts}
         asked = False
 
-        def take(connection: Connection) -> tuple[list[str], list[Intent]]:
+        def take(connection: Connection) -> list[Intent]:
             nonlocal asked
             if asked and (known := rows.find_claimed(connection, self.form, given)):
-                return [], known
+                return known
             asked = True
-            return rows.bury(connection, given), rows.claim(connection, self.form, given)
+            return rows.claim(connection, self.form, given)
 
-        dead, taken = await self.ask(take, again=True)
-        for key in dead:
-            logger.error("outbox %r: %r is dead: its dispatchers have died", self.form.outbox, key)
-        return holder, taken
+        found = await self.ask(take, again=True)
+        for intent in found:
+            if intent.status == "dead":
+                logger.error("outbox %r: %r is dead: its dispatchers have died", self.form.outbox, intent.key)
+                self.look()  # it has taken room that others are due for
+        try:
+            await checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            back = {**given, "keys": [intent.key for intent in found]}
+            with anyio.CancelScope(shield=True), suppress(JournalError, UserError):  # bounded by the store's timeout
+                await self.ask(partial(rows.give_back, given=back))
+            raise
+        return holder, [intent for intent in found if intent.status == "due"]
 
     def begin(self, group: TaskGroup, taking: anyio.CancelScope, holder: str, intents: Iterable[Intent]) -> None:
         """Start a task for each intent."""
@@ -184,7 +200,7 @@ class Deliveries:
                 uncancel_to(0)
                 return self.fail(intent, given, type(cancelled).__name__)  # noqa: ASYNC104
             with anyio.CancelScope(shield=True):  # bounded by the store's timeout
-                await self.settle(intent, partial(rows.give_back, given=given))
+                await self.settle(intent, partial(rows.give_back, given={**given, "keys": [intent.key]}))
             raise
         except Exception as error:
             cause = error.__cause__ if isinstance(error, JournalError) and error.__cause__ is not None else error
@@ -205,7 +221,7 @@ class Deliveries:
             return {"receipt": self.form.seal(intent.key, "receipt", text), "trouble": None}
         except Exception as error:
             logger.warning("outbox %r: %r is delivered, its receipt isn't kept: %s", intent.outbox, intent.key, error)
-            return {"receipt": None, "trouble": f"delivered; its receipt isn't kept: {error}"}
+            return {"receipt": None, "trouble": rows.as_trouble(f"delivered; its receipt isn't kept: {error}")}
 
     def describe(self, error: BaseException) -> str:
         """Return *error* in words; of a sealed outbox only its type, since a message may repeat the payload."""
@@ -213,6 +229,7 @@ class Deliveries:
 
     def fail(self, intent: Intent, given: dict[str, Any], trouble: str) -> Work[None]:
         """Log that the attempt has failed; return what writes it down."""
+        trouble = rows.as_trouble(trouble)
         said = (intent.outbox, intent.key, intent.attempts, trouble)
         if intent.attempts >= self.attempts:
             logger.error("outbox %r: %r is dead after attempt %d: %s", *said)

@@ -138,25 +138,24 @@ SELECT {_COLUMNS} FROM agentloop_outbox AS held
 WHERE outbox = %(outbox)s AND (%(status)s::text IS NULL OR status = %(status)s::text)
 ORDER BY since, key LIMIT %(limit)s
 """
-# A row whose dispatcher died in its last attempt. One whose attempt has failed says so itself (`_FAILED`).
-_BURY = """
-UPDATE agentloop_outbox SET status = 'dead', since = clock_timestamp(), due_at = NULL, holder = NULL,
-    trouble = 'its dispatcher died in the last attempt' || coalesce(', and before: ' || trouble, '')
-WHERE outbox = %(outbox)s AND key IN (
-    SELECT key FROM agentloop_outbox
-    WHERE outbox = %(outbox)s AND due_at <= clock_timestamp() AND attempts >= %(most)s FOR UPDATE SKIP LOCKED
-)
-RETURNING key
-"""
+# One look at as many rows as there is room for, however many are due. A row whose attempts are used up is one whose
+# dispatcher died in the last of them: one whose attempt has failed says so itself (`_FAILED`).
 _CLAIM = f"""
 WITH chosen AS MATERIALIZED (
-    SELECT key FROM agentloop_outbox WHERE outbox = %(outbox)s AND due_at <= clock_timestamp()
+    SELECT key, attempts FROM agentloop_outbox WHERE outbox = %(outbox)s AND due_at <= clock_timestamp()
     ORDER BY due_at LIMIT %(room)s FOR UPDATE SKIP LOCKED
+), buried AS (
+    UPDATE agentloop_outbox AS held SET status = 'dead', since = clock_timestamp(), due_at = NULL, holder = NULL,
+        trouble = 'its dispatcher died in the last attempt' || coalesce(', and before: ' || held.trouble, '')
+    FROM chosen WHERE held.outbox = %(outbox)s AND held.key = chosen.key AND chosen.attempts >= %(most)s
+    RETURNING {_COLUMNS}
+), taken AS (
+    UPDATE agentloop_outbox AS held SET attempts = held.attempts + 1, holder = %(holder)s,
+        due_at = clock_timestamp() + %(seconds)s * interval '1 second'
+    FROM chosen WHERE held.outbox = %(outbox)s AND held.key = chosen.key AND chosen.attempts < %(most)s
+    RETURNING {_COLUMNS}
 )
-UPDATE agentloop_outbox AS held SET attempts = held.attempts + 1, holder = %(holder)s,
-    due_at = clock_timestamp() + %(seconds)s * interval '1 second'
-FROM chosen WHERE held.outbox = %(outbox)s AND held.key = chosen.key
-RETURNING {_COLUMNS}
+SELECT * FROM buried UNION ALL SELECT * FROM taken
 """
 _CLAIMED = f"""
 SELECT {_COLUMNS} FROM agentloop_outbox AS held
@@ -183,7 +182,7 @@ WHERE outbox = %(outbox)s AND key = %(key)s AND holder = %(holder)s AND status =
 _GIVEN_BACK = f"""
 WITH given_back AS (
     UPDATE agentloop_outbox SET due_at = clock_timestamp(), attempts = attempts - 1, holder = NULL
-    WHERE outbox = %(outbox)s AND key = %(key)s AND holder = %(holder)s AND status = 'due'
+    WHERE outbox = %(outbox)s AND key = ANY(%(keys)s::text[]) AND holder = %(holder)s AND status = 'due'
     RETURNING 1
 )
 SELECT pg_notify('{OUTBOX_CHANNEL}', '') FROM given_back
@@ -205,6 +204,11 @@ DELETE FROM agentloop_outbox WHERE outbox = %(outbox)s AND key IN (
 """
 
 
+def as_trouble(text: str) -> str:
+    """Return *text* with `?` for what no column of text takes: NUL, and halves of characters."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
 def find_intent(connection: Connection, form: IntentForm, key: str) -> Intent | None:
     """Return the intent with this key, or None."""
     row = connection.execute(_FIND, {"outbox": form.outbox, "key": key}).fetchone()
@@ -217,13 +221,11 @@ def list_intents(connection: Connection, form: IntentForm, status: str | None, l
     return list(map(form.intent_of, connection.execute(_LIST, given).fetchall()))
 
 
-def bury(connection: Connection, given: dict[str, Any]) -> list[str]:
-    """Take the intents out whose attempts are used up; return their keys."""
-    return [key for (key,) in connection.execute(_BURY, given).fetchall()]
-
-
 def claim(connection: Connection, form: IntentForm, given: dict[str, Any]) -> list[Intent]:
-    """Take the intents that are due for the longest time, as many as there is room for."""
+    """Take the intents that are due for the longest time, as many as there is room for.
+
+    Those whose attempts are used up are dead from now on, and returned as such.
+    """
     return list(map(form.intent_of, connection.execute(_CLAIM, given).fetchall()))
 
 
@@ -248,7 +250,7 @@ def note_failed(connection: Connection, given: dict[str, Any]) -> None:
 
 
 def give_back(connection: Connection, given: dict[str, Any]) -> None:
-    """Let another dispatcher take it now; the attempt isn't counted."""
+    """Let another dispatcher take the intents of these keys now; the attempts aren't counted."""
     connection.execute(_GIVEN_BACK, given)
 
 

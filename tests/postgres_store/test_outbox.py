@@ -492,6 +492,36 @@ async def test_a_handler_that_fails_is_called_again_until_it_is_dead(
         await outbox.retry("order 2")
 
 
+@pytest.mark.parametrize("how", ["deliver", "apply"])
+async def test_words_of_an_error_that_no_column_takes_are_replaced(store: PostgresStore, how: str) -> None:
+    """A NUL, and half a character: the attempt is written down as any other, and the dispatcher goes on."""
+    outbox = PostgresOutbox(store, "refunds")
+    await add_directly(store, outbox, 1, 2)
+    words = {"order 1": "a\0b", "order 2": "a\ud800b"}
+
+    def fail(intent: Intent, connection: Any = None) -> None:
+        raise ValueError(words[intent.key])
+
+    async with delivering(getattr(outbox, how), fail, attempts=2):
+        found = await until(outbox, none_due)
+    assert [(intent.status, intent.attempts, intent.trouble) for intent in found] == [
+        ("dead", 2, "ValueError(a?b)")
+    ] * 2
+
+
+async def test_a_store_that_is_closed_ends_the_dispatcher(conninfo: str) -> None:
+    """By the error of every use of such a store, in no group."""
+    store = PostgresStore(conninfo)
+    async with anyio.create_task_group() as group:
+
+        async def deliver(task_status: Any) -> None:  # noqa: ASYNC128 - the outbox calls it
+            with pytest.raises(UserError, match="the PostgresStore is closed"):
+                await PostgresOutbox(store, "refunds").deliver(lambda intent: None, poll=0.01, task_status=task_status)
+
+        await group.start(deliver)
+        await store.aclose()
+
+
 async def test_a_handler_that_hangs_is_cut(store: PostgresStore) -> None:
     """Its attempt has failed, and others go on beside it."""
     outbox = PostgresOutbox(store, "refunds")
@@ -554,6 +584,40 @@ async def test_an_attempt_that_the_grace_cuts_is_given_back(store: PostgresStore
         await begun.wait()
     (intent,) = await outbox.intents()
     assert (intent.status, intent.attempts) == ("due", 0)
+    async with delivering(outbox.deliver, lambda intent: None):
+        await until(outbox, none_due)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
+async def test_intents_that_are_taken_while_the_dispatcher_is_cancelled_are_given_back(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """At once, uncounted, and no handler is called."""
+    outbox, got, scope = PostgresOutbox(store, "refunds"), list[str](), anyio.CancelScope()
+    claim = rows_module.claim
+
+    def cancel(connection: Any, *given: Any) -> Any:
+        found = claim(connection, *given)
+        if found:
+            anyio.from_thread.run_sync(scope.cancel)
+        return found
+
+    async def deliver(task_status: Any) -> None:
+        with scope:  # noqa: ASYNC912 - it waits for the test
+            await outbox.deliver(lambda intent: got.append(intent.key), poll=NEVER, task_status=task_status)
+        if first:
+            task_status.started()
+
+    monkeypatch.setattr(rows_module, "claim", cancel)
+    async with anyio.create_task_group() as group:
+        if first:
+            await add_directly(store, outbox, 1)
+        await group.start(deliver)
+        if not first:
+            await add_directly(store, outbox, 1)
+    (intent,) = await outbox.intents()
+    assert (intent.status, intent.attempts, got) == ("due", 0, [])
+    monkeypatch.undo()
     async with delivering(outbox.deliver, lambda intent: None):
         await until(outbox, none_due)
 
@@ -634,6 +698,20 @@ async def test_an_intent_whose_dispatchers_die_is_dead_at_last(store: PostgresSt
     async with delivering(outbox.deliver, lambda intent: None, attempts=3):
         (dead,) = await until(outbox, none_due)
     assert (dead.status, dead.trouble) == ("dead", "its dispatcher died in the last attempt, and before: no")
+
+
+async def test_dead_intents_in_front_keep_none_waiting(store: PostgresStore) -> None:
+    """They take the room of one look, and the next one comes at once."""
+    outbox = PostgresOutbox(store, "refunds")
+    await add_directly(store, outbox, 1, 2, 3, 4)
+    await query(store, "UPDATE agentloop_outbox SET attempts = 10 WHERE key <> 'order 4'")
+    await query(store, "UPDATE agentloop_outbox SET due_at = due_at - interval '1 hour' WHERE key <> 'order 4'")
+    async with delivering(outbox.deliver, lambda intent: None, poll=NEVER, concurrency=1):
+        found = await until(outbox, none_due)
+    assert {intent.key: intent.status for intent in found} == {
+        **dict.fromkeys(["order 1", "order 2", "order 3"], "dead"),
+        "order 4": "delivered",
+    }
 
 
 async def test_a_slow_handler_whose_intent_was_taken_by_another_says_that_it_is_delivered(store: PostgresStore) -> None:
