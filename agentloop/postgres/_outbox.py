@@ -45,6 +45,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
+from attrs import validators as v
 
 from agentloop._common.checks import NAMES, check, check_count, check_id, fits, optional
 from agentloop._engine.runtime.live_run import RunServicesView
@@ -60,6 +61,8 @@ from agentloop.postgres._intents import WaitingIntent
 from agentloop.postgres._store import PostgresStore
 
 _BATCH = 1000
+_LONGEST_NAME, _LONGEST_KEY = 100, 500
+"""Characters. A row of an index of PostgreSQL has at most 2,704 bytes; an intent that is longer would end its run."""
 _STATUSES: tuple[IntentStatus, ...] = ("due", "delivered", "dead")
 
 
@@ -70,7 +73,7 @@ class PostgresOutbox:
 
     Args:
         store: The database; that of the run's `PostgresJournal`, too.
-        name: The outbox, such as `"refunds"`.
+        name: The outbox, such as `"refunds"`; at most 100 characters.
         codec: Seals payloads and receipts. Without one they are stored readably.
 
     Raises (all methods): JournalError if the database refuses or can't be reached, and UserError once the store is
@@ -104,7 +107,7 @@ class PostgresOutbox:
     def __init__(self, store: PostgresStore, name: str, *, codec: Codec | None = None) -> None:
         if not isinstance(store, PostgresStore):
             raise UserTypeError(f"store: expected a PostgresStore, got {type(store).__name__}")
-        self.name: str = check_id("name", name)
+        self.name: str = _check_short("name", name, _LONGEST_NAME)
         self.codec: Codec | None = check_codec(codec)
         self._store = store
         self._form = IntentForm(self.name, self.codec)
@@ -128,17 +131,18 @@ class PostgresOutbox:
         Args:
             ctx: The context of the call.
             payload: A JSON value.
-            key: The intent's key in this outbox, of your own words: a second refund of `"order 7"` is the first one.
+            key: The intent's key in this outbox, of your own words: a second refund of `"order 7"` is the first one. At
+                most 500 characters: take a digest of what may be longer.
                 Without it, `ctx.idempotency_key`, the key of the call: each call then has another. A call that adds
                 several intents to one outbox has to give keys.
 
         Cancellation: a checkpoint, at which nothing is added.
 
         Raises:
-            UserTypeError, UserValueError: the payload isn't a JSON value; or the call has added another payload with
-                this key.
-            UserError: the run has no `PostgresJournal` of this store; or the call has secret arguments, which may be in
-                the payload, and the outbox has no codec.
+            UserTypeError, UserValueError: the payload isn't a JSON value; the key is empty or too long; or the call has
+                added another payload with this key.
+            UserError: the run has no `PostgresJournal` of this store; the call has secret arguments, which may be in
+                the payload, and the outbox has no codec; or the body has ended, as for a task that it has left behind.
             StateError: the codec fails.
         """
         check("ctx", NAMES.needs("expected the ToolContext of a call", fits(_is_of_call)), ctx)
@@ -156,10 +160,15 @@ class PostgresOutbox:
                 "PostgresOutbox a codec"
             )
         text = self._form.write("payload", payload)
-        chosen = ctx.idempotency_key if key is None else check_id("key", key)
+        chosen = ctx.idempotency_key if key is None else _check_short("key", key, _LONGEST_KEY)
         stored = self._form.seal(chosen, "payload", text)
         earlier = await self.find(chosen)
         if earlier is None:
+            if _has_ended(run, ctx.tool_call_id):
+                raise UserError(
+                    f"{self!r}.add: the body of call {ctx.tool_call_id!r} has ended, so nothing would write the "
+                    "intent: add it before the body returns"
+                )
             waiting.add(run.idempotency_key(ctx.tool_call_id), WaitingIntent(self.name, chosen, text, stored))
         return earlier
 
@@ -223,7 +232,7 @@ class PostgresOutbox:
         receipt, or not at all: if it raises, if its process dies, if the server restarts. It doesn't commit by itself.
 
         It is called in a worker thread, with one of the store's connections, and the store's `timeout` bounds each of
-        its statements and the time between two: give a busy one another store.
+        its statements and the time between two: give a busy one another store. The transaction is READ COMMITTED.
 
         Cancellation: no further intent is taken. Functions under way are awaited.
 
@@ -311,6 +320,24 @@ class PostgresOutbox:
     async def _ask(self, work: Work[ResultT], *, again: bool = False) -> ResultT:
         with as_journal_error(repr(self)):
             return await self._store.connections.run(work, again=again)
+
+
+def _check_short(name: str, value: str, most: int) -> str:
+    """Return *value* if it is an id of at most *most* characters.
+
+    Raises:
+        UserTypeError, UserValueError: naming the argument.
+    """
+    check_id(name, value)
+    check(name, NAMES.needs(f"expected at most {most} characters", v.max_len(most), quoted=False), value)
+    return value
+
+
+def _has_ended(run: RunServicesView, call_id: str) -> bool:
+    """Tell whether the log says how the body of the call has ended, so that nothing would write its intents."""
+    own = run.fold.at(run.path)
+    call = None if own is None else own.calls.get(call_id)
+    return call is not None and (call.body is not None or call.outcome is not None)
 
 
 def _is_of_call(ctx: object) -> bool:

@@ -295,6 +295,66 @@ async def test_a_worker_that_lost_its_lease_writes_no_intent(store: PostgresStor
     assert await outbox.intents() == []
 
 
+@pytest.mark.parametrize("at", ["after the body", "in a task that the body left behind"])
+async def test_an_intent_of_a_body_that_has_ended_is_refused(store: PostgresStore, at: str) -> None:
+    """Nothing would write it. The one that asks first, and comes back when the body has returned, is refused, too."""
+    outbox, kept, go, said = PostgresOutbox(store, "refunds"), list[Any](), anyio.Event(), list[str]()
+
+    async def add_late(ctx: ToolContext[Any]) -> None:
+        with pytest.raises(UserError) as refused:
+            await outbox.add(ctx, 1, key="late")
+        said.append(str(refused.value))
+        go.set()
+
+    @tool
+    async def leave(ctx: ToolContext[Any]) -> str:
+        """Leave a context behind."""
+        kept.append(ctx)
+        return "ok"
+
+    @tool
+    async def look() -> str:
+        """Let the other one add."""
+        if at == "after the body":
+            await add_late(kept[0])
+        else:
+            group.start_soon(add_late, kept[0])
+            await go.wait()
+        return "ok"
+
+    async with anyio.create_task_group() as group:
+        agent = Agent(
+            "a", model=script_turns(call("leave", call_id="c"), call("look"), say("done")), tools=[leave, look]
+        )
+        await run(store, agent)
+    assert len(said) == 1
+    assert "the body of call 'c' has ended" in said[0]
+    assert await outbox.intents() == []
+
+
+async def test_a_key_that_no_index_takes_is_refused_in_the_body(store: PostgresStore) -> None:
+    """Where it's only too long for the database, the run couldn't be continued; the longest one is delivered."""
+    letters = "".join(chr(0x10000 + number * 7919 % 0x10000) for number in range(600))
+    outbox, said = PostgresOutbox(store, letters[:100]), list[str]()
+
+    @tool
+    async def refund(ctx: ToolContext[Any]) -> str:
+        """Refund."""
+        with pytest.raises(UserValueError) as refused:
+            await outbox.add(ctx, 1, key=letters[:501])
+        said.append(str(refused.value))
+        await outbox.add(ctx, 1, key=letters[:500])
+        return "ok"
+
+    await run(store, Agent("a", model=script_turns(call("refund"), say("done")), tools=[refund]))
+    assert said == ["key: expected at most 500 characters"]
+    async with delivering(outbox.deliver, lambda intent: None):
+        (done,) = await until(outbox, none_due)
+    assert done.key == letters[:500]
+    with pytest.raises(UserValueError, match="name: expected at most 100 characters"):
+        PostgresOutbox(store, letters[:101])
+
+
 # ---------------------------------------------------------------------------------------------- crashes
 
 
