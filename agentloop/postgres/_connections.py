@@ -133,9 +133,12 @@ MIGRATIONS: tuple[str, ...] = (
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 
-# Only `off` is changed: a commit has to outlive a power failure, and other values promise more than `on`.
+# Of the commit only `off` is changed: it has to outlive a power failure, and other values promise more than `on`. The
+# statements need READ COMMITTED: they wait for each other's rows and then look again. Under a higher isolation, which a
+# database may have for its other applications, they would fail there.
 _SETTINGS = """
-SELECT set_config('statement_timeout', %(limit)s, false), set_config('idle_in_transaction_session_timeout', %(limit)s,
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+    set_config('statement_timeout', %(limit)s, false), set_config('idle_in_transaction_session_timeout', %(limit)s,
     false), set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
     ELSE current_setting('synchronous_commit') END, false)
 """

@@ -89,6 +89,29 @@ async def test_a_call_waits_for_another_worker(store: PostgresStore, conninfo: s
         await until(lambda: also)
 
 
+async def test_a_worker_waits_for_the_row_that_another_one_changes(conninfo: str) -> None:
+    """Also in a database whose transactions are serializable: there the second one would be refused."""
+    import psycopg
+
+    serializable = conninfo.replace("-c search_path", "-c default_transaction_isolation=serializable -c search_path")
+    async with PostgresStore(serializable) as store:
+        async with store.share(SharedRate(5, 60, "limit")):
+            pass
+        with psycopg.connect(conninfo) as other:
+            other.execute("UPDATE agentloop_limits SET state = state")
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND wait_event_type = 'Lock'"
+
+            async def share() -> None:
+                async with store.share(SharedRate(5, 60, "limit")):
+                    pass
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(share)
+                while not other.execute(waiting).fetchone()[0]:  # type: ignore[index]  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                other.commit()
+
+
 async def test_a_limit_that_is_not_shared_refuses(store: PostgresStore) -> None:
     """A call outside of a block, and before or after it, raises a typed error in its run."""
     limit = SharedRate(5, 60, "limit")
