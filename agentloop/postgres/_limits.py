@@ -61,7 +61,7 @@ import attrs
 import msgspec
 from anyio.lowlevel import current_token
 
-from agentloop._common.checks import NAMES, check
+from agentloop._common.checks import NAMES, check, check_id
 from agentloop._common.error_text import error_summary
 from agentloop.exceptions import AgentLoopError, JournalError, UserError, UserTypeError
 from agentloop.limits import (
@@ -132,7 +132,7 @@ class LimitPart:
         return self.held - busy
 
     def spend(self, amount: int, at: float | None = None) -> float:
-        """LimitReport *amount*, of what is held if *at* isn't given, or as a correction of what was spent at that time.
+        """Report *amount*, of what is held if *at* isn't given, or as a correction of what was spent at that time.
 
         Returns the time under which it is reported.
         """
@@ -145,7 +145,7 @@ class LimitPart:
         return at
 
     def tell(self, left: int, seconds: float) -> None:
-        """LimitReport that the server has *left* of it, for so many seconds."""
+        """Report that the server has *left* of it, for so many seconds."""
         if self.leaser is not None:
             self.held = min(self.held, self.busy() + max(left, 0))
             self.told = max(left, 0), self.leaser.stamp() + seconds
@@ -207,7 +207,7 @@ class SharedRate(Rate):
     """
 
     def __init__(self, count: int, per: float, name: str) -> None:
-        check("name", NAMES.words(), name)
+        check_id("name", name)
         super().__init__(count, per, name)
         self.part: LimitPart = LimitPart(name, Size("SharedRate", self.count, self.per), lambda: self._admitted)
         self.binding: LoopBinding = _Binding(part=self.part)
@@ -241,7 +241,7 @@ class SharedRate(Rate):
         return math.inf
 
     def shrink(self, free: int, until: float, now: float) -> None:
-        """LimitReport that the server leaves *free* starts at most up to *until*."""
+        """Report that the server leaves *free* starts at most up to *until*."""
         self.part.tell(free, until - now)
 
 
@@ -270,7 +270,7 @@ class SharedTokenRate(TokenRate):
     """
 
     def __init__(self, tokens: int, per: float, name: str) -> None:
-        check("name", NAMES.words(), name)
+        check_id("name", name)
         super().__init__(tokens, per, name)
         self.part: LimitPart = LimitPart(name, Size("SharedTokenRate", self.tokens, self.per), lambda: self._admitted)
         self.binding: LoopBinding = _Binding(part=self.part)
@@ -310,7 +310,7 @@ class SharedTokenRate(TokenRate):
         return math.inf
 
     def shrink(self, free: int, until: float, now: float) -> None:
-        """LimitReport that the server leaves *free* tokens at most up to *until*."""
+        """Report that the server leaves *free* tokens at most up to *until*."""
         self.part.tell(free, until - now)
 
 
@@ -340,7 +340,7 @@ class SharedCapacity(Capacity):
 
     def __init__(self, tokens: int, name: str) -> None:
         check("tokens", NAMES.count(), tokens)
-        check("name", NAMES.words(), name)
+        check_id("name", name)
         super().__init__(tokens, name)
         self.part: LimitPart = LimitPart(name, Size("SharedCapacity", tokens), lambda: self._in_use)
         self.binding: LoopBinding = _Binding(part=self.part)
@@ -467,7 +467,7 @@ class Leaser:
         self._pause = min(self._pause * 2, _PAUSES[1])
 
     async def _contact(self, wishes: Sequence[_Wish], *, leaves: bool = False) -> None:
-        """LimitReport, and get what the database grants of *wishes*.
+        """Report, and get what the database grants of *wishes*.
 
         Raises:
             JournalError: the database refuses or can't be reached. The next report says the same again.

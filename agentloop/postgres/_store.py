@@ -184,7 +184,8 @@ class PostgresStore:
                 time; objects of the same name in several blocks, event loops and processes are one limit.
             seconds: How long the lease of this worker lasts after each renewal, at each third of it.
 
-        Cancellation: what the worker holds is given back, in one attempt.
+        Cancellation: what the worker holds is given back. Where the database is away, that takes up to the store's
+            `timeout`. A call that still waits for a limit continues to wait, until the limit is shared again.
 
         Raises:
             UserError: a limit has other numbers in other workers (named are both), at the beginning or, if it came to

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kit.ending import Rendezvous
 from postgres_store.server import Server
 
 from agentloop import Agent, RunConfig, Runner, tool
-from agentloop.exceptions import JournalError, UserError
+from agentloop.exceptions import JournalError, UserError, UserValueError
 from agentloop.postgres import PostgresStore, SharedCapacity, SharedRate, SharedTokenRate
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
@@ -136,6 +137,14 @@ async def test_a_block_of_another_event_loop_refuses(store: PostgresStore) -> No
     async with store.share(limit):
         with pytest.raises(UserError, match="by a block of another event loop"):
             await anyio.to_thread.run_sync(lambda: anyio.run(Runner.run, agent, "go"))
+
+
+@pytest.mark.parametrize("name", ["", "a\0", "a\ud800"], ids=["empty", "nul", "half"])
+def test_a_name_that_no_database_takes_is_refused(name: str) -> None:
+    """When the limit is made."""
+    for make in (partial(SharedRate, 1, 60), partial(SharedTokenRate, 1, 60), partial(SharedCapacity, 1)):
+        with pytest.raises(UserValueError, match="name: expected text"):
+            make(name)
 
 
 async def test_wrong_blocks_are_refused(store: PostgresStore) -> None:
