@@ -119,8 +119,9 @@ class AGUIForm:
 
     @contextmanager
     def waiting(self, scope: anyio.CancelScope) -> Iterator[None]:
-        """Cancel *scope* when the shared state is changed."""
+        """Cancel *scope* when the shared state is changed, and at once if it was since the client's last frame."""
         self._waiting = scope
+        self._wake()
         try:
             yield
         finally:

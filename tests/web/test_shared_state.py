@@ -18,7 +18,9 @@ from web.harness import ask, send_request
 
 from agentloop import Agent, RunHooks, ToolContext, UserError, UserTypeError, UserValueError, tool
 from agentloop.asgi import AgentApp, Grant, SharedState, WebLimits, WebRequest
+from agentloop.asgi._ag_ui import AGUIForm, read_input
 from agentloop.asgi._json_patch import find_patch
+from agentloop.asgi._writer import EventWriter
 from agentloop.testing import ScriptedModel, call, fail, say
 
 Data = dict[str, Any]
@@ -139,6 +141,30 @@ async def test_a_change_is_sent_while_its_call_works() -> None:
 
 
 @pytest.mark.real_clock
+async def test_a_change_is_sent_that_is_made_while_a_frame_is_sent() -> None:
+    """Nobody waits for an event at that moment: the next wait ends at once, and the client gets no comment for it."""
+    asked = read_input(json.dumps(make_input()).encode(), (), SharedState(Recipe))
+    state, sent, titles = asked.shared_state, list[bytes](), iter(["Soup", "Stew", "Broth"])
+    assert state is not None
+
+    async def send(message: Any) -> None:
+        body = message.get("body", b"")
+        sent.append(body)
+        if body and (title := next(titles, None)) is not None:
+            state.change(rename_to(title))
+            await anyio.wait_all_tasks_blocked()  # what the change wakes has had its turn
+        elif body:
+            scope.cancel()
+
+    writer = EventWriter(send, WebLimits(keep_alive=3600.0), AGUIForm(asked))
+    with anyio.fail_after(60), anyio.CancelScope() as scope:
+        await writer.open()
+        await writer.pump(anyio.sleep_forever)
+    begin, *deltas = sent[1:]
+    assert b"RUN_STARTED" in begin
+    assert [title in delta for title, delta in zip([b"Soup", b"Stew", b"Broth"], deltas, strict=True)] == [True] * 3
+
+
 async def test_a_change_of_a_thread_is_sent_while_its_call_works() -> None:
     """A sync body has a thread."""
     free = threading.Event()
