@@ -18,6 +18,8 @@ from agentloop.models._http import hide_queries
 
 _CONNECT_SECONDS = 10.0
 _END_SECONDS = 1.0
+_NO_METHOD, _WRONG_ARGUMENTS = b"-32601", b"-32602"
+"""The codes of JSON-RPC."""
 
 
 class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # as `Any`, see pyproject.toml
@@ -83,7 +85,10 @@ async def _is_unknown(response: httpx2.Response) -> bool:
     if response.status_code not in (400, 404):
         return False
     body = (await response.aread()).lower()
-    return b"session" in body if response.status_code == 400 else b"-32601" not in body  # no such method
+    if response.status_code == 404:
+        return _NO_METHOD not in body
+    # An error of the arguments may quote them, and one of them may be a session of the tool's own.
+    return b"session" in body and _WRONG_ARGUMENTS not in body
 
 
 @asynccontextmanager

@@ -322,6 +322,7 @@ def refuse(status: int, code: int, words: str, **message_id: Any) -> str:
         (refuse(400, -32000, "Bad Request: No valid session ID provided"), None),
         ("400 Missing or unknown Session", None),
         (refuse(400, -32602, "no such field", id=None), "no such field"),
+        (refuse(400, -32602, "session_name: expected text", id=None), "session_name: expected text"),
         (refuse(404, -32601, "no such method", id=None), "no such method"),
     ],
 )
