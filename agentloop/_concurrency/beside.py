@@ -8,6 +8,7 @@ one error, and the same one on both backends and every time. So:
   piece in the current task is cancelled at once, because it is the work that the others judge: once a judge has
   refused, the work must come to nothing.
 * A piece that fails while it is being cancelled has failed because of the first error, which is the one to raise.
+* The caller hears of each error that doesn't leave, together with the one that does, and may note it.
 * A fatal error (not an `Exception`, such as `SystemExit`) may come from such a cleanup, too. It outranks the other
   errors, and also a cancellation that is on its way.
 * A piece may never begin, because other code of the event loop can cancel its task before the first step. anyio then
@@ -34,11 +35,11 @@ from agentloop._concurrency.backend import (
 from agentloop._concurrency.interrupts import uninterrupted
 
 Piece = Callable[[], Awaitable[Any]]
-OnError = Callable[[BaseException, BaseException | None], None]
+OnError = Callable[[BaseException, BaseException], None]
 
 
 async def beside(
-    pieces: Sequence[Piece], name: str, *, here: Piece | None = None, on_error: OnError | None = None
+    pieces: Sequence[Piece], name: str, *, here: Piece | None = None, on_error: OnError = lambda error, first: None
 ) -> list[Any]:
     """Do all *pieces* at once, each in a task of its own, and return their answers in order.
 
@@ -50,8 +51,7 @@ async def beside(
         pieces: Async functions without arguments.
         name: The name of the tasks; a task has the position of its piece behind it.
         here: A piece that is done in the current task, so that its context variables stay set. It is the last one.
-        on_error: Called at once with each error, and with the first error if this one comes from the cleanup that the
-            first one caused, else None. Not called if a piece has cancelled itself.
+        on_error: Called with each error that doesn't leave, and with the one that does, right before that.
 
     Cancellation: all pieces are cancelled and awaited, then it continues. A checkpoint where there are several pieces.
 
@@ -74,12 +74,11 @@ async def beside(
                 with several.here:
                     await several.do((len(pieces), here))
     except cancelled_types():
-        several.raise_fatal()
+        several.raise_first(fatal=True)
         raise
-    several.raise_fatal()
+    several.raise_first(fatal=True)
     await checkpoint_if_cancelled()
-    if several.errors:
-        raise several.errors[min(several.errors)]
+    several.raise_first()
     if len(several.answers) < len(pieces) + (here is not None):
         raise unexpected_cancellation()
     return [several.answers[position] for position in sorted(several.answers)]
@@ -97,11 +96,12 @@ async def _do_alone(piece: Piece) -> Any:
 class _Several:
     """The pieces that one `beside` does, with what they have come to. Changed by its tasks."""
 
-    def __init__(self, on_error: OnError | None) -> None:
+    def __init__(self, on_error: OnError) -> None:
         self.group: anyio.abc.TaskGroup
         self.here = anyio.CancelScope()
         self.answers: dict[int, Any] = {}
-        self.errors: dict[int, BaseException] = {}
+        self.errors: dict[tuple[bool, bool, int], BaseException] = {}
+        """By rank, of which the least leaves: whether it isn't fatal, whether it comes from cleanup, its position."""
         self._on_error = on_error
 
     @uninterrupted
@@ -114,19 +114,20 @@ class _Several:
             self.answers[position] = captured.value
             return
         is_late = bool(self.errors) and isinstance(error, Exception) and raised_while_cancelled(error)
-        if self._on_error is not None and captured.own_cancel is None:
-            self._on_error(error, next(iter(self.errors.values())) if is_late else None)
+        self.errors[not is_fatal(error), is_late, position] = error
         if is_late:
             return
-        self.errors[position] = error
         self.here.cancel()
         try:
             await anyio.lowlevel.cancel_shielded_checkpoint()  # others that fail in this pass must be known, too
         finally:
             self.group.cancel_scope.cancel()
 
-    def raise_fatal(self) -> None:
-        """Raise the first fatal error by position, if there is one."""
-        for position in sorted(self.errors):
-            if is_fatal(self.errors[position]):
-                raise self.errors[position]
+    def raise_first(self, *, fatal: bool = False) -> None:
+        """Raise the first error by rank, if there is one, and tell of the others; with *fatal* only if it is fatal."""
+        ranks = sorted(self.errors)
+        if ranks and (is_fatal(self.errors[ranks[0]]) or not fatal):
+            first = self.errors[ranks[0]]
+            for rank in ranks[1:]:
+                self._on_error(self.errors[rank], first)
+            raise first

@@ -197,10 +197,9 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
         if passed == len(watching):
             settled.set()
 
-    def note(error: BaseException, first: BaseException | None) -> None:
+    def note(error: BaseException, first: BaseException) -> None:
         run.redact_error(error)
-        if first is not None:
-            first.add_note(f"also failed: {error_summary(error)}")
+        first.add_note(f"also failed: {error_summary(error)}")
 
     # The model is last: in one scheduler pass a verdict says more than the model's own failure.
     judges = [partial(guard, judge) for judge in watching]

@@ -161,20 +161,33 @@ async def test_a_cancellation_outranks_an_error_but_not_a_fatal_one(count: int, 
         assert (caught is not None) == (end is is_fatal_in_cleanup)
 
 
-async def test_errors_are_told_at_once_and_late_ones_with_the_first() -> None:
-    """The caller of `beside` may note an error that does not leave. A piece's own cancellation is not its affair."""
-    told: list[tuple[str, str | None]] = []
+@pytest.mark.parametrize(
+    ("pieces", "wanted"),
+    [
+        ((fails, fails_in_cleanup), ["KeyError(1)"]),
+        ((fails_in_cleanup, fails), ["KeyError(0)"]),
+        ((fails, returns, fails), ["ValueError(2)"]),
+        ((fails_in_cleanup, fails, fails), ["ValueError(2)", "KeyError(0)"]),
+        ((fails, fails, is_fatal), ["ValueError(0)", "ValueError(1)"]),
+        ((fails, is_fatal_in_cleanup), ["ValueError(0)"]),
+        ((fails, returns), []),
+    ],
+)
+async def test_each_error_that_does_not_leave_is_told_with_the_one_that_does(
+    pieces: tuple[Behaviour, ...], wanted: list[str]
+) -> None:
+    """The caller of `beside` may note it: one of the same scheduler pass as well as one of cleanup."""
+    told: list[str] = []
+    firsts: list[BaseException] = []
 
-    def note(error: BaseException, first: BaseException | None) -> None:
-        told.append((repr(error), None if first is None else repr(first)))
+    def note(error: BaseException, first: BaseException) -> None:
+        told.append(repr(error))
+        firsts.append(first)
 
-    with pytest.raises(ValueError, match="0"):
-        await beside([lambda: fails(0), lambda: fails_in_cleanup(1)], "piece", on_error=note)
-    assert told == [("ValueError(0)", None), ("KeyError(1)", "ValueError(0)")]
-    told.clear()
-    with pytest.raises(UserError, match="cancelled itself"):
-        await beside([lambda: cancels_itself(0), lambda: returns(1)], "piece", on_error=note)
-    assert told == []
+    with pytest.raises((ValueError, Fatal)) as raised:
+        await beside([lambda do=do, n=n: do(n) for n, do in enumerate(pieces)], "piece", on_error=note)  # type: ignore[misc]
+    assert told == wanted
+    assert all(first is raised.value for first in firsts)
 
 
 @pytest.mark.backends("asyncio")

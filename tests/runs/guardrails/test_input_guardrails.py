@@ -259,6 +259,31 @@ async def test_first_end_beside_the_model_leaves_once_the_other_has_been_awaited
     assert getattr(caught.value, "__notes__", []) == notes
 
 
+@pytest.mark.parametrize("first", ["guardrail", "hook"])
+async def test_a_hook_that_fails_as_a_guardrail_trips_is_told(run_mode: Run, first: str) -> None:
+    """Both end in one scheduler pass, in either order: the trip leaves, and the hook's error is a note of it."""
+    tripping, failing = HeldWork(), HeldWork()
+
+    async def release(ctx: Any, agent: Any, given: Any) -> Any:
+        for held in (tripping, failing):
+            await held.started.wait()
+        for held in (tripping, failing) if first == "guardrail" else (failing, tripping):
+            held.go.set()
+        return PASSED
+
+    class Hooks(AgentHooks):
+        async def on_llm_start(self, ctx: Any, agent: Any, system: Any, given: Any) -> None:
+            await failing()
+            raise ValueError("no hook")
+
+    guards = [guard_that(tripping, TRIPPED), input_guardrail(release, name="release")]
+    agent = script_agent("a", say("done"), input_guardrails=guards, hooks=Hooks())
+    with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go")
+    assert (tripping.ending, failing.ending) == ("returned", "returned")
+    assert caught.value.__notes__ == ["also failed: ValueError(no hook)"]
+
+
 # -- results
 
 
