@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from agentloop import Agent, ask_user, tool
+from agentloop import Agent, GuardrailFunctionOutput, RunConfig, ask_user, input_guardrail, tool
 from agentloop import records as r
 from agentloop.testing import ExternalAnswer, Steering, Verdict, World, call, check, replay, run, run_one, say
+from agentloop.testing.simulation.event_loop import BACKENDS
 
 
 @tool
@@ -26,6 +27,15 @@ ASK = {"question": "Which colour?"}
 
 def artist() -> Agent[Any, Any]:
     return Agent("artist", tools=[ask_user(), look, paint])
+
+
+async def pass_all(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+    """Pass every input."""
+    return GuardrailFunctionOutput()
+
+
+def judging_agent() -> Agent[Any, Any]:
+    return Agent("artist", input_guardrails=[input_guardrail(pass_all)])
 
 
 def tape_of(run_number: int) -> tuple[int, ...]:
@@ -88,6 +98,36 @@ def test_an_input_is_shown_once_wherever_it_comes(order: Any) -> None:
             refused += not shown
             assert replay(seen.records, artist()).records == seen.records
     assert refused > 0
+
+
+@pytest.mark.scenario("PE-01")
+@pytest.mark.parametrize("judged", [False, True], ids=["as it comes", "judged"])
+@pytest.mark.parametrize("order", ["passes", "steps"])
+def test_a_replay_looks_into_the_inbox_when_the_run_did(order: Any, judged: bool) -> None:
+    """Two inputs come while a run that went on for an input waits for its reader: one for its end, one for the turn."""
+    texts = ("first", "idle", "turn")
+    orders = set()
+    for after in range(3, 7):
+        moments = (0, after, after)
+        given = [
+            Steering(id=text, text=text, after=moment, when="turn" if text == "turn" else "idle")
+            for text, moment in zip(texts, moments, strict=True)
+        ]
+        world = World(
+            agent=judging_agent if judged else artist,
+            script=[say(str(number)) for number in range(4)],
+            steering=given,
+            options={"run_config": RunConfig(stream_buffer=1)},
+            order=order,
+            slow_reader=True,
+        )
+        for backend in BACKENDS:
+            seen = run_one(world, backend=backend, streamed=True)
+            check(seen)
+            orders.add(tuple(one.id for one in seen.records if isinstance(one, r.InputShown)))
+            for other in BACKENDS:
+                assert replay(seen.records, world.agent(), backend=other).records == seen.records
+    assert ("first", "turn", "idle") in orders
 
 
 def test_what_was_taken_back_is_not_shown() -> None:

@@ -173,6 +173,8 @@ class ReplayLog:
         self.live_run: Callable[[Path], Any] = lambda path: None
         self._claimed: set[int] = set()
         self._released: set[int] = set()
+        self.beginning: set[Path] = set()
+        """Paths of runs that are about to begin a turn: they look into the inbox for input that is due before it."""
         self.unfiltered: set[tuple[Path, int]] = set()
         self.standins: set[Path] = set()
         self._inserting = False
@@ -238,7 +240,7 @@ class ReplayLog:
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
         self.unheld = set()
-        self.ends_held, self.cut_exits = set(), set()
+        self.ends_held, self.cut_exits, self.beginning = set(), set(), set()
         self.cursor = entry.start
         self.ended_calls = self.recorded.calls_timed_out(entry)
         self.bodies_over = self.recorded.bodies_over(entry)
@@ -437,7 +439,8 @@ class ReplayLog:
 
         The run takes no input between that look and its next record, so it had seen them all if the log has one there.
         So are answers, if one of their calls is what the run did next: the run may be about to pause for it. Not so an
-        input behind one that was shown, if no other was shown next: the run had looked, and waited for its reader.
+        input behind one that was shown, if no other was shown next, or if the run would have ended: it had looked, and
+        waited for its reader. Before the turn it looked again, for other input: see `ReplayEffects.begin_turn`.
         """
         while not self.over and isinstance(self.due, (*INPUTS, r.CallAnswered)) and self._is_taken_next(self.due):
             self.insert()
@@ -451,8 +454,7 @@ class ReplayLog:
         gifts = list(itertools.takewhile(lambda one: isinstance(one, GIVEN), due))
         following = due[len(gifts)] if len(gifts) < len(due) else None
         if not isinstance(given, r.CallAnswered):
-            judges = isinstance(following, r.GuardrailSettled) and following.input_id is not None
-            return judges or isinstance(following, r.InputShown)
+            return last.path in self.beginning and (isinstance(following, r.InputShown) or is_of_input(following))
         answered = [(one.path, one.call_id) for one in gifts if isinstance(one, r.CallAnswered)]
         return following is not None and call_of(following) in answered
 
@@ -1013,6 +1015,11 @@ def pass_time(seconds: float) -> None:
 def is_input_guardrail(record: r.Record) -> bool:
     """Tell whether *record* is of a guardrail of the run's own input, which runs beside the other steps of its run."""
     return isinstance(record, r.GuardrailSettled) and record.stage == "input" and record.input_id is None
+
+
+def is_of_input(record: r.Record | None) -> bool:
+    """Tell whether *record* is of a guardrail of an input that was added to the run."""
+    return isinstance(record, r.GuardrailSettled) and record.input_id is not None
 
 
 def _is_cut_exit(record: r.Record) -> bool:

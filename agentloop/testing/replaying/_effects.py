@@ -37,6 +37,7 @@ from agentloop.testing.replaying._comparison import (
     NoVerdict,
     ReplayLog,
     is_input_guardrail,
+    is_of_input,
     pass_time,
     task_key,
 )
@@ -480,14 +481,19 @@ class ReplayEffects(ReplayLog):
         return path, 0 if state is None else state.turn
 
     async def begin_turn(self) -> None:
-        """Wait until the next turn of the current run is due: its consumer may have been slow to read events."""
+        """Wait until the next turn of the current run is due, or the input that it is shown before that turn.
+
+        Its consumer may have been slow to read events, and input may have come meanwhile.
+        """
         path, _ = self.current_run()
+        self.beginning.add(path)
         index = self.find(object, path, lambda record: not is_input_guardrail(record))
         if index is None and self.entry.ended:
             return
         if index is None or self._cuts_effects(self.skip_last_steps(index)):
             await self.cut_off(path, None, "the consumer")
-        if isinstance(self.records[index], r.TurnStarted):
+        following = self.records[index]
+        if isinstance(following, r.TurnStarted | r.InputShown) or is_of_input(following):
             await self.known(index, "the consumer", in_time=False)
 
     async def start_hook(self, path: Path, call_id: str) -> None:
@@ -545,6 +551,8 @@ class Consumer(EventBuffer):
 
         Nothing reads events in a replay.
         """
+        if isinstance(record, r.TurnStarted):
+            self._effects.beginning.discard(record.path)
         self._effects.insert_given()
         self._effects.insert_cuts()
         self._effects.cause_end_at_once()
