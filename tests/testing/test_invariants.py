@@ -48,7 +48,7 @@ from testing.planted import (
     tripped,
 )
 
-from agentloop import Agent, RunConfig, ToolExecution, tool
+from agentloop import Agent, Capacity, RunConfig, ToolExecution, tool
 from agentloop import records as r
 from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
@@ -56,6 +56,7 @@ from agentloop.records import CallbackReturned, CallStarted, HistoryReplaced, Ru
 from agentloop.testing import call, say
 from agentloop.testing.invariants._observation import Counterpart, Observation, ObservedLog, Relation
 from agentloop.testing.simulation._case_maker import maker_of
+from agentloop.testing.simulation.event_loop import BACKENDS
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 
@@ -200,6 +201,38 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
     records[one] = records[one].replace(status="failed")  # type: ignore[call-arg]
     with pytest.raises(InvariantError, match="backends_agree"):
         check_counterparts(run, attrs.evolve(counterpart, records=tuple(records)))
+
+
+def test_a_call_that_starts_as_another_run_goes_on_may_come_before_that_on_another_backend() -> None:
+    """The last call of one run gives back the limit for which one of another run waits. What was done is the same."""
+
+    def make() -> Agent[Any, Any]:
+        @tool(capacity=[Capacity(1, "one bed")])
+        async def sleep() -> str:
+            """Sleep."""
+            await anyio.sleep(1)
+            return "rested"
+
+        return Agent("a", tools=[Agent("inner", tools=[sleep]).as_tool("ask", "Ask.")])
+
+    turn = [call("ask", {"input": "x"}, path) for path in ("c1", "c2")]
+    nested = {path: [call("sleep"), say("rested")] for path in ("c1", "c2")}
+    runs = [run_one(World(agent=make, script=[turn, say("done")], nested=nested), backend=name) for name in BACKENDS]
+
+    def find_start(run: WorldRun) -> int:
+        return next(n for n, one in enumerate(run.records) if isinstance(one, CallStarted) and one.waited_for)
+
+    assert find_start(runs[0]) != find_start(runs[1])  # else it is no exception any more
+    for run, other in (runs, reversed(runs)):
+        check(run)
+        counterpart = Counterpart(relation="backend", name="another", records=other.records)
+        check_counterparts(run, counterpart)
+        records = list(other.records)
+        records[find_start(other)] = records[find_start(other)].replace(arguments='{"n": 1}')  # type: ignore[call-arg]
+        with pytest.raises(InvariantError, match="backends_agree"):
+            check_counterparts(run, attrs.evolve(counterpart, records=tuple(records)))
+        with pytest.raises(InvariantError, match="worlds_repeat_themselves"):
+            check_counterparts(run, attrs.evolve(counterpart, relation="again"))
 
 
 def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
