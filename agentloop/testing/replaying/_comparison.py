@@ -380,6 +380,13 @@ class ReplayLog:
         error = None if end is None else self.records[end].error  # type: ignore[union-attr]  # as its kind says
         return error is not None and error.startswith("RunTimeoutError(")
 
+    def may_time_out(self, path: Path) -> bool:
+        """Tell whether the nested run at *path* may time out: its end or a call of it says so, or it has no end."""
+        end = self.find(r.RunEnded, path)
+        if end is None or str(self.records[end].error).startswith("RunTimeoutError("):  # type: ignore[union-attr]
+            return True
+        return self.find(r.CallSettled, path, lambda one: one.outcome.cancelled_by == "deadline") is not None
+
     def cause_end_at_once(self) -> None:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
         # The step that appended the last record may still change the calls of its own batch: another equal call leads,

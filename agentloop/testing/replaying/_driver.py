@@ -190,8 +190,7 @@ class _SegmentReplay:
         records = effects.whole.records
         await anyio.sleep(max(0.0, records[self.entry.start].at - records[0].at))
         effects.enter(self.entry)
-        # Timers of one time come one by one, since the first may give a waiting call its room. No record tells which of
-        # two nested runs timed out first, nor whether both did before either ended: then the replay may diverge.
+        # Timers of one time come one by one, since the first may give a waiting call its room.
         waiting().timers_apart = True
         try:
             async with anyio.create_task_group() as group:
@@ -254,6 +253,7 @@ class _SegmentReplay:
         wanted = effects.due
         if (scope := self.stream._live.limit_scope) is not None:
             scope.deadline = math.inf  # the log tells when it passed
+        self._hold_deadlines()
         if wanted is None:
             return await anyio.sleep_forever()  # the run has ended
         if effects.stirred:
@@ -285,6 +285,13 @@ class _SegmentReplay:
         elif not self._cause_record(wanted):
             effects.diverge(None, stuck(wanted, self.held()))
         return None
+
+    def _hold_deadlines(self) -> None:
+        """Take the deadlines of nested runs that something else has ended, which may have come in the same moment."""
+        for path, live in self.stream._live.tree.children.items():
+            scope = live.limit_scope
+            if scope is not None and scope.deadline < math.inf and not self.effects.may_time_out(path):
+                scope.deadline = math.inf
 
     def _jump_to_next_timer(self) -> bool:
         """Let time pass up to the next timer, or release an effect that others wait for.
