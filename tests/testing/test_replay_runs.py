@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ from agentloop import (
     Agent,
     AgentHooks,
     GuardrailFunctionOutput,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
     ModelRetrySettings,
     ModelSettings,
     ModelTransportError,
     OutcomeUnknown,
     Prompt,
+    ReplayDivergence,
     RunConfig,
     RunHooks,
     Runner,
@@ -30,7 +33,9 @@ from agentloop import (
     ToolContext,
     ToolExecution,
     ToolSourceError,
+    UsageLimitExceeded,
     UsageLimits,
+    UserError,
     events,
     handoff,
     input_guardrail,
@@ -765,6 +770,156 @@ def test_a_stop_after_the_turn_wherever_it_is_asked_for(session: Any, hooks: Any
     places = (0, 1, 2, 4, 8, 12, 19, 40)
     ends = [comes_out_the_same(agent, run=stopped_at(place))[0].records for place in places]
     assert {records[-1].turn for records in ends} == {0, 1, 2}
+
+
+class Unanswered(BaseException):
+    """An error that no policy answers."""
+
+
+class Full(MemorySession):
+    """A session that can't be written."""
+
+    async def add_items(self, items: Any) -> None:
+        """Fail."""
+        raise OSError("the disk is full")
+
+
+def make_raising(base: Any, **errors: Callable[[], BaseException]) -> Any:
+    """Return hooks that are of *base* and raise: by method, a function that makes the error."""
+
+    def make(error: Callable[[], BaseException]) -> Any:
+        async def hook(*given: Any) -> None:
+            raise ran("hook", error())
+
+        return hook
+
+    return type("Raising", (base,), {name: make(error) for name, error in errors.items()})()
+
+
+ERRORS: list[Callable[[], BaseException]] = [
+    lambda: ValueError("no hook\nin two lines"),
+    lambda: UserError("the library's own"),
+    lambda: Unanswered("no hook"),
+    lambda: ExceptionGroup("two", [ValueError("one"), KeyError("other")]),
+    lambda: ModelBehaviorError("what the run would say, too"),
+]
+OF_RUNS = ("on_agent_start", "on_llm_start", "on_llm_end", "on_tool_start", "on_tool_end", "on_agent_end", "on_run_end")
+OF_AGENTS = ("on_start", "on_llm_start", "on_llm_end", "on_tool_start", "on_tool_end", "on_end")
+RAISING: list[tuple[str, Any, tuple[str, ...]]] = [
+    *(("run", RunHooks, (name,)) for name in (*OF_RUNS, "on_handoff")),
+    *(("nested", RunHooks, (name,)) for name in ("on_llm_end", "on_tool_end", "on_run_end")),
+    *(("first", AgentHooks, (name,)) for name in (*OF_AGENTS[:-1], "on_handoff_out")),
+    *(("second", AgentHooks, (name,)) for name in ("on_start", "on_handoff_in", "on_llm_end", "on_end")),
+    *(("inner", AgentHooks, (name,)) for name in OF_AGENTS),
+    *(("run", RunHooks, (name, "on_run_end")) for name in ("on_llm_end", "on_tool_end", "on_agent_end")),
+    ("run", RunHooks, ("on_tool_start", "on_tool_end", "on_run_end")),
+]
+
+
+@pytest.mark.parametrize(
+    ("whose", "session"),
+    [(one, kind) for one in ("run", "nested", "first", "second", "inner") for kind in (None, MemorySession)]
+    + [("run", Full), ("nested", Full)],
+)
+def test_a_hook_that_raises_whichever_it_is(whose: str, session: Any) -> None:
+    """With errors of every kind, and other calls under way; several hooks raise, and so may the session's write."""
+    cases = [(base, names) for one, base, names in RAISING if one == whose]
+    for number, (base, names) in enumerate(cases):
+        errors = {name: ERRORS[(number + place) % len(ERRORS)] for place, name in enumerate(names)}
+        hooks: dict[str, Any] = {whose: make_raising(base, **errors)}
+        inner = Agent(
+            "inner",
+            tools=[double],
+            hooks=hooks.get("inner"),
+            model=scripted(call("double", {"n": 9}, call_id="i1"), say("inner done")),
+        )
+        second = Agent("second", hooks=hooks.get("second"), model=scripted(say(""), say(""), say("done")))
+        nested = inner.as_tool(hooks=hooks.get("nested"), session=None if session is None else session())
+        first = Agent(
+            "first",
+            tools=[double, nested],
+            handoffs=[second],
+            hooks=hooks.get("first"),
+            model=scripted(
+                [call("double", {"n": 1}, call_id="c1"), call("inner", {"input": "x"}, call_id="c2")],
+                call("transfer_to_second", call_id="h1"),
+            ),
+        )
+
+        given, plain = hooks.get("run"), number % 2 == 0
+
+        async def run(agent: Any, config: RunConfig, hooks: Any = given, plain: bool = plain) -> None:
+            options: dict[str, Any] = {"run_config": config, "hooks": hooks, "session": session and session()}
+            with suppress(Unanswered):
+                if plain:
+                    await Runner.run(agent, "go", **options)
+                else:
+                    async with Runner.run_streamed(agent, "go", **options) as stream:
+                        await stream.finished()
+
+        comes_out_the_same(first, run=run)
+
+
+class Late(RunHooks):
+    """Hooks that raise at the end of these *calls*."""
+
+    def __init__(self, *calls: str) -> None:
+        self.calls = calls
+
+    async def on_tool_end(self, ctx: Any, *given: Any) -> None:
+        """Raise, if it is one of the calls."""
+        ran("end")
+        if ctx.tool_call_id in self.calls:
+            raise ValueError(ctx.tool_call_id)
+
+
+@pytest.mark.parametrize("last", [call("double", {"n": 3}, call_id="c3"), call("breaks", call_id="c3")])
+def test_a_hook_that_raises_at_the_end_of_a_call(last: Any) -> None:
+    """Its error stops the batch, or outranks the failure that has; queued calls don't start."""
+    calls = [*(call("double", {"n": n}, call_id=f"c{n}") for n in range(3)), last]
+    raw = attrs.evolve(breaks, failure_error_function=None)
+    agent = Agent("a", tools=[double, raw], model=scripted(calls, say("done")))
+    queued = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2))
+    for raising in (("c0",), ("c1",), ("c3",), ("c0", "c1", "c2", "c3")):
+        for config in (RunConfig(), queued):
+            [*_, end] = comes_out_the_same(agent, config=config, hooks=Late(*raising))[0].records
+            assert isinstance(end, r.RunEnded)
+            assert end.status == "failed"
+
+
+@pytest.mark.parametrize("session", [None, MemorySession])
+def test_a_log_cut_off_behind_a_hook_that_raised(session: Any) -> None:
+    """Which error it was is in the last record only; each shorter log is replayed as far as it goes."""
+    model = scripted([call("double", {"n": 1}, call_id="c1"), call("hangs", call_id="c2")], say("done"))
+    agent = Agent("a", tools=[double, hangs], model=model)
+    for name in OF_RUNS:
+        kept = Records()
+        options: dict[str, Any] = {
+            "hooks": make_raising(RunHooks, **{name: ERRORS[0]}),
+            "session": session and session(),
+        }
+        with pytest.raises(Exception, match="no hook"):
+            Runner.run_sync(agent, "go", run_config=RunConfig(instruments=(kept,)), **options)
+        for length in range(1, len(kept.records) + 1):
+            cut = kept.records[:length]
+            assert lines(replay(cut, agent).records) == lines(cut), name
+
+
+def test_a_changed_definition_is_not_taken_for_a_hook_that_raised() -> None:
+    """An error of the library right after a hook is the run's own if the definitions say so, or say so no more."""
+    spent = RunConfig(limits=UsageLimits(requests=1))
+    agent = Agent("a", tools=[double], model=scripted(call("double", {"n": 1}), say("done")))
+    kept = Records()
+    with pytest.raises(UsageLimitExceeded):
+        Runner.run_sync(agent, "go", run_config=attrs.evolve(spent, instruments=(kept,)))
+    assert lines(replay(kept.records, agent, run_config=spent).records) == lines(kept.records)
+    with pytest.raises(ReplayDivergence):
+        replay(kept.records, agent)
+    with pytest.raises(MaxTurnsExceeded) as raised:
+        Runner.run_sync(agent, "go", max_turns=1)
+    records = raised.value.run_data.records  # type: ignore[union-attr]
+    with pytest.raises(ReplayDivergence):
+        replay(records, agent, max_turns=2)
 
 
 def guarded() -> Agent[Any, Any]:

@@ -348,22 +348,18 @@ def _replay_strictly(
             "and not replayed"
         )
     replaying = Replaying(recorded, agent, config, max_turns, handlers)
+    found = [] if loaded.graph is None else changes(loaded.graph, AgentGraph(agent).describe())
     try:
-        effects = replaying.run(backend)
+        effects = replaying.run(backend, changed=bool(found))
     except ReplayDivergence as divergence:
-        raise _add_changes(divergence, loaded.graph, agent) from None
+        raise _add_changes(divergence, found) from None
     rest = recorded.records[len(effects.appended) :]
     records = (*effects.appended, *rest)
     return Replayed(records, replaying.result, replaying.error, len(records))
 
 
-def _add_changes(
-    divergence: ReplayDivergence, graph: Mapping[str, Any] | None, agent: Agent[Any, Any]
-) -> ReplayDivergence:
-    """Return *divergence* with the changes of the agents in its text, if the log has a description of them."""
-    if graph is None:
-        return divergence
-    found = changes(graph, AgentGraph(agent).describe())
+def _add_changes(divergence: ReplayDivergence, found: Sequence[str]) -> ReplayDivergence:
+    """Return *divergence* with the changes of the agents in its text that were *found*, if the log describes them."""
     if not found:
         return divergence
     why = f"{divergence.why} Changed since: {'; '.join(found)}."

@@ -190,6 +190,10 @@ class ReplayLog:
         self.stops: dict[str, tuple[int, int]] = {}
         """By task key of its owner, the numbers of the first records after a call's failure and after the owner stopped
         the batch for it; used up when the owner's step is chosen."""
+        self.hooks_raising: dict[Call, str] = {}
+        """By call whose end hooks raised, the text of the error; empty if the log doesn't have it."""
+        self.runs_failing: dict[str, int] = {}
+        """By task key of a run whose hook raises, the number of its next record: the hook had raised before that."""
         self.end_call: Callable[[Call], Any] = lambda call: None
         self.expire_waiting: Callable[[], None] = lambda: None
         """Callback of the driver: settles the calls that the due records show to have waited too long."""
@@ -245,6 +249,7 @@ class ReplayLog:
         self.ended_calls = self.recorded.calls_timed_out(entry)
         self.bodies_over = self.recorded.bodies_over(entry)
         self.queued = self.recorded.batches_queued(entry)
+        self.hooks_raising = self.recorded.hooks_raising(entry)
         self.stops = {"/".join(path): places for path, places in self.recorded.batches_stopped(entry).items()}
         self.admissions = self.recorded.admissions(entry, asked_before=self.asked_before_admission)
         self.queue = loop_state().pump.admission = RecordedQueue(self)
@@ -519,22 +524,28 @@ class ReplayLog:
         return settled is not None and live is not None and settled.receipt != live.arguments.receipt
 
     def skip_last_steps(self, index: int) -> int:
-        """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
-        found = index
-        while isinstance(self.records[found], r.SessionSaved | r.CleanupCut) and not self._has_saved_itself(found):
-            following = self.recorded.first(self.recorded.paths[self.records[found].path], found + 1, self.entry.stop)
-            if following is None:
-                return index
-            found = following
-        return found
+        """Return the number of the first record of its run from *index* on that isn't of the last steps of a run.
 
-    def _has_saved_itself(self, index: int) -> bool:
-        """Tell whether the run, and not its end, wrote to the session before record *index*.
+        Of a run that failed by itself all of them are: its end saves what a turn would have saved.
+        """
+        places = self.recorded.paths[self.records[index].path]
+        end = self.recorded.first(
+            places, index, self.entry.stop, lambda one: not isinstance(one, r.SessionSaved | r.CleanupCut)
+        )
+        if end is None:
+            return index
+        last: Any = self.records[end]
+        if isinstance(last, r.RunEnded) and last.status == "failed" and not self._ends_from_outside(end):
+            return end
+        saved = self.recorded.first(places, index, end, self._has_saved_itself)
+        return end if saved is None else saved
+
+    def _has_saved_itself(self, record: r.Record) -> bool:
+        """Tell whether *record* says that the run, and not its end, wrote to the session.
 
         It did so if it had come to its candidate for the final output, or to its last turn, or has yet to look for one:
         its end wouldn't.
         """
-        record = self.records[index]
         live = self.live_run(record.path) if isinstance(record, r.SessionSaved) else None
         if live is None or live.state.tripped is not None:
             return False
@@ -786,7 +797,7 @@ class ReplayLog:
             if call_of(record) != (path, call_id):
                 return
             if isinstance(record, r.CallSettled):
-                if live is not None:
+                if live is not None and (path, call_id) not in self.hooks_raising:
                     live.hooked = ()
                 return
 
@@ -941,7 +952,7 @@ class ReplayLog:
             return
         index = self.next_of_call(*call)
         if index is not None and index != self.cursor and _is_unstarted_cut(self.records[index]):
-            live.hooked = (live.run.agent.hooks,)
+            live.hooked = (live.run.agent.hooks.on_tool_end,)
 
     def _is_cut_before_first_step(self, key: str) -> bool:
         """Tell whether the task with this *key* is of a call that never started, and has not taken its first step."""
@@ -971,6 +982,9 @@ class ReplayLog:
         for path, call_id in self._bodies_to_end():
             if (key := "/".join((*path, call_id))) in tasks:
                 return tasks.index(key)  # the body of this call had ended before the due record
+        for key, place in self.runs_failing.items():
+            if place <= self.cursor and key in tasks:
+                return tasks.index(key)
         if wanted is not None:
             # The owner of a batch, a task of its run, cancels the siblings of a failed call when the log shows it.
             for owner in [owner for owner, places in self.stops.items() if places[1] <= self.cursor]:

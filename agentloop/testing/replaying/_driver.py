@@ -40,6 +40,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
+from agentloop.exceptions import ReplayDivergence
 from agentloop.lab._copies import ClosedSandboxes, ClosedSession
 from agentloop.lab._recorded_errors import rebuilt
 from agentloop.limits import Rate
@@ -88,13 +90,29 @@ class Replaying:
     result: RunResult[Any] | None = None
     error: BaseException | None = None
 
-    def run(self, backend: Backend) -> ReplayEffects:
+    def run(self, backend: Backend, *, changed: bool = False) -> ReplayEffects:
         """Replay every run segment, and return the effects: they hold the appended records.
+
+        Where a run ended by an error of the library right after a hook, the run raises it by itself first. If it
+        doesn't, and the definitions haven't *changed*, the hook must have raised it, and a second attempt does so.
 
         Raises:
             ReplayDivergence: at the first record that differs.
         """
         effects = ReplayEffects(self.recorded)
+        try:
+            self._run(effects, backend)
+        except ReplayDivergence:
+            if changed or self.max_turns is not ... or not effects.hook_may_have_raised:
+                raise
+            effects = ReplayEffects(self.recorded, hooks_raise_own_errors=True)
+            with suppress(ReplayDivergence):
+                self._run(effects, backend)
+            if effects.divergence is not None:
+                raise
+        return effects
+
+    def _run(self, effects: ReplayEffects, backend: Backend) -> None:
         copies = RecordedAgents(effects)
         agent, config = copies.copy_agent(self.agent), copies.config(self.config)
         for entry in self.recorded.entries:
@@ -120,7 +138,6 @@ class Replaying:
                 raise effects.divergence
             if entry.ended:
                 self.result, self.error = one.result, one.error
-        return effects
 
     def _open_stream(
         self, agent: Agent[Any, Any], config: RunConfig, entry: RecordedSegment, effects: ReplayEffects

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import defaultdict
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,15 +19,17 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
-from agentloop._common.error_text import summary_parts
+from agentloop._common.error_text import error_summary, summary_parts
 from agentloop._core.failure_choice import class_of_summary
+from agentloop._core.history import valid_history
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.agents._tool_search import FoundText
-from agentloop.exceptions import OutcomeUnknown
+from agentloop.exceptions import AgentLoopError, OutcomeUnknown
+from agentloop.hooks import RunOutcome
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
@@ -41,7 +44,17 @@ from agentloop.testing.replaying._comparison import (
     pass_time,
     task_key,
 )
-from agentloop.testing.replaying._recorded import INPUTS, Call, Path, Standin, same_output
+from agentloop.testing.replaying._raised_hooks import reduce_error
+from agentloop.testing.replaying._recorded import (
+    FROM_OUTSIDE,
+    INPUTS,
+    Call,
+    Path,
+    RecordedRun,
+    Standin,
+    list_errors,
+    same_output,
+)
 from agentloop.tools import ExternalBody
 
 _current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
@@ -53,6 +66,14 @@ class ReplayEffects(ReplayLog):
 
     `Replaying` makes one for each attempt; the tasks of the replayed run and the driver change it.
     """
+
+    def __init__(self, recorded: RecordedRun, *, hooks_raise_own_errors: bool = False) -> None:
+        super().__init__(recorded)
+        self.hooks_raise_own_errors = hooks_raise_own_errors
+        """True if hooks raise errors of the library, too; else the run is to raise them by itself."""
+        self.hook_may_have_raised = False
+        """True once a run has come to its end by an error of the library right after a hook, which hasn't raised it."""
+        self._errors_of_ends: defaultdict[Path, list[BaseException]] = defaultdict(list)
 
     # -- the door
 
@@ -409,10 +430,32 @@ class ReplayEffects(ReplayLog):
         return list(started.shown[:before]) if started.shown[before:] == started.input else []
 
     async def _save_session(self, path: Path) -> None:
+        what = "saving to the session"
         index = self.next_of_run(path)
-        if index is None or not isinstance(self.records[index], r.SessionSaved):
-            await self.cut_off(path, None, "saving to the session")
-        await self.known(index, "saving to the session")
+        if index is not None and isinstance(self.records[index], r.SessionSaved):
+            await self.known(index, what)
+            return
+        text = None if index is None else self._find_error_of_save(path, index)
+        if index is None or text is None:
+            await self.cut_off(path, None, what)
+        await self.known(index, what)
+        error = self._rebuild(path, text)
+        self._errors_of_ends[path].append(error)
+        raise error
+
+    def _find_error_of_save(self, path: Path, index: int) -> str | None:
+        """Return what writing to the session raised, in a run whose next record is *index*; None if it was cut."""
+        end = self.find(r.RunEnded, path)
+        places = self.recorded.paths[path]
+        if end is None or self.recorded.first(places, index, end, lambda one: not isinstance(one, r.CleanupCut)):
+            return None
+        cut = self.recorded.first(places, index, end, lambda one: getattr(one, "section", "") == "session save")
+        errors = list_errors(self.records[end])
+        if self.live_run(path).cleanup._begun and self.records[end].status == "failed":  # type: ignore[union-attr]
+            del errors[:1]  # the run is ending by that one
+        if cut is not None:
+            return None
+        return errors[0] if errors else "" if self.records[end].status == "cancelled" else None  # type: ignore[union-attr]
 
     # -- the window
 
@@ -427,11 +470,13 @@ class ReplayEffects(ReplayLog):
         index = self.find(
             object, path, lambda record: not isinstance(record, _BESIDE) and not is_input_guardrail(record)
         )
-        if index is None or self._cuts_effects(self.skip_last_steps(index)):
+        end = None if index is None else self.skip_last_steps(index)
+        if index is None or end is None or self._cuts_effects(end):
             await self.cut_off(path, None, "the compaction")
         record = await self.known(index, "the compaction")
-        if isinstance(record, r.RunEnded) and record.status == "failed":
-            raise rebuilt(record.error or "")
+        last = self.records[end]
+        if isinstance(last, r.RunEnded) and last.status == "failed":
+            raise rebuilt(last.error or "")
         return record if isinstance(record, r.HistoryReplaced) and record.reason == "compaction" else None
 
     # -- hooks: points at which a run may have waited
@@ -459,13 +504,80 @@ class ReplayEffects(ReplayLog):
         if before_end < index:  # it had returned before the run was ended, since the run did more
             await self.until(before_end, "a hook", in_time=False)
             return
-        record = await self.known(index, "a hook", in_time=False)  # a later step may have taken the time
-        if (
-            isinstance(record, r.RunEnded)
-            and record.status == "failed"
-            and class_of_summary(record.error or "") is None
-        ):
-            raise rebuilt(record.error or "")
+        text = self._find_error_of_hook(path, index, end)
+        if text is not None:
+            self.runs_failing["/".join(path)] = index
+        await self.known(index, "a hook", in_time=False)  # a later step may have taken the time
+        if text is not None:
+            del self.runs_failing["/".join(path)]
+            raise self._rebuild(path, text)
+
+    def _find_error_of_hook(self, path: Path, index: int, end: int) -> str | None:
+        """Return what a hook of a run raised, whose next record is *index*, and *end* without its last steps.
+
+        None if it returned. If the run itself would have ended so, that gives the same log.
+        """
+        record = self.records[end]
+        if isinstance(record, r.SessionSaved | r.CleanupCut):  # perhaps of its end, which a crash has cut off
+            return "" if not self.entry.ended and record is self.records[self.recorded.paths[path][-1]] else None
+        if not isinstance(record, r.RunEnded) or record.status != "failed" or record.error is None:
+            return None
+        if end == index and not record.details and self._has_to_save(path):
+            return None  # it would have saved then; so it came further, and saving failed
+        if class_of_summary(record.error) is None or self.hooks_raise_own_errors:
+            return record.error
+        self.hook_may_have_raised = self.hook_may_have_raised or not record.resumable
+        return None
+
+    def _has_to_save(self, path: Path) -> bool:
+        """Tell whether the run would write to its session if it ended now by an error."""
+        run = self.live_run(path)
+        session = run.settings.session
+        if session is None or session.failed:
+            return False
+        due = valid_history((*session.held, *run.state.new_items[session.saved :]))
+        return bool(due or not session.input_saved or session.before is not None)
+
+    async def run_end_hook(self, path: Path, outcome: RunOutcome) -> None:
+        """Wait until the last record of a run is due, unless others come before.
+
+        Raises:
+            BaseException: what the log shows beside the errors that the run has ended by up to here.
+        """
+        index = self.find(r.RunEnded, path)
+        if index is None:
+            return
+        between = self.records[self.cursor : index]
+        if all(isinstance(record, (r.CleanupCut, *FROM_OUTSIDE)) for record in between):
+            await self.until(index, "on_run_end", in_time=False)
+        left = list_errors(self.records[index])
+        raised = {*self._errors_of_ends[path], *([] if outcome.error is None else [outcome.error])}
+        for text in [reduce_error(error_summary(error)) for error in raised]:
+            place = next((place for place, one in enumerate(left) if reduce_error(one) == text), None)
+            if place is not None:
+                del left[place]
+        if left and not self.over:
+            ends = outcome.status in ("failed", "cancelled") and left[0] == getattr(self.records[index], "error", None)
+            raise self._rebuild(path, left[0], fatal=ends)  # only such an error outranks the earlier end
+
+    def _rebuild(self, path: Path, text: str, *, fatal: bool = False) -> BaseException:
+        """Return an error with the summary *text* that ended the run at *path*.
+
+        It is as fatal as the body around a nested run says; *fatal* counts where nothing says it.
+        """
+        index = self.next_of_call(path[:-1], path[-1], r.BodyEnded) if path else None
+        around: Any = None if index is None else self.records[index]
+        return rebuilt(text, fatal=fatal if around is None else around.fatal)
+
+    def _rebuild_bare(self, path: Path, text: str) -> BaseException:
+        """Return an error of a call's hook with the summary *text*, which its run raises as it is.
+
+        It is fatal, or of a class that derives from one of the library's: only of a nested run the log tells which.
+        """
+        if class_of_summary(text) is not None:
+            return rebuilt(text)
+        error = self._rebuild(path, text, fatal=True)
+        return rebuilt(text, base=AgentLoopError) if isinstance(error, Exception) else error
 
     def _has_started(self, index: int) -> bool:
         settled: Any = self.records[index]
@@ -502,14 +614,23 @@ class ReplayEffects(ReplayLog):
         record: Any = None if index is None else self.records[index]
         if index is not None and isinstance(record, r.CallSettled) and record.outcome.status == "failed":
             await self.known(index, "on_tool_start")
-            raise rebuilt(record.error or "")
+            text = record.error or ""
+            end = self.find(r.RunEnded, path)
+            bare = end is not None and self.records[end].error == text  # type: ignore[union-attr]  # as its kind says
+            raise self._rebuild_bare(path, text) if bare else rebuilt(text)
 
     async def end_hook(self, path: Path, call_id: str) -> None:
-        """Wait until the next record of the call is due: its settlement."""
+        """Wait until the next record of the call is due: its settlement.
+
+        Raises:
+            BaseException: the error of the hook, if it raised one.
+        """
         index = self.next_of_call(path, call_id)
         if index is None or isinstance(self.records[index], r.CleanupCut):
             await self.cut_off(path, call_id, "on_tool_end")
         await self.until(index, "on_tool_end", in_time=False)
+        if not self.over and (text := self.hooks_raising.get((path, call_id))) is not None:
+            raise self._rebuild_bare(path, text) if text else rebuilt(text)
 
 
 class _RecordedAdmission(Limit):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._cut_segments import imagine_end
+from agentloop.testing.replaying._raised_hooks import find_raising, is_raised, reduce_error, stop_time
 
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
@@ -216,6 +216,10 @@ class RecordedRun:
                 found[record.path, record.turn] = (place, record.queued_at)
         return found
 
+    def hooks_raising(self, entry: RecordedSegment) -> dict[Call, str]:
+        """Return the calls of *entry* whose end hooks raised, with the text of the error: see `_raised_hooks`."""
+        return find_raising(self.records, entry.start, entry.stop, self.tools)
+
     def batches_stopped(self, entry: RecordedSegment) -> dict[Path, tuple[int, int]]:
         """Return, for each run whose batch a call's failure stopped, the numbers of two records of *entry*.
 
@@ -231,12 +235,20 @@ class RecordedRun:
             if isinstance(self.records[index], r.CallSettled):
                 batches[self.records[index].path, self.records[index].turn].append(index)
         found: dict[Path, tuple[int, int]] = {}
+        raising = self.hooks_raising(entry)
         for (path, _), settled in batches.items():
-            failed = next((place for place, index in enumerate(settled) if _is_raised(self.records[index])), None)
-            if failed is None or not (later := settled[failed + 1 :]):
+            failed = next(
+                (
+                    place
+                    for place, index in enumerate(settled)
+                    if is_raised(self.records[index]) or call_of(self.records[index]) in raising
+                ),
+                None,
+            )
+            if failed is None or (not (later := settled[failed + 1 :]) and entry.ended):
                 continue
             first, times = settled[failed] + 1, [at for at in map(self._find_stop_time, later) if at is not None]
-            stop = later[-1] + 1  # if it reached no call
+            stop = later[-1] + 1 if entry.ended else entry.stop  # if it reached no call, as far as the log goes
             if times:  # of records at this same moment the order is unknown, so they count as earlier
                 cut = next((index for index in later if self._find_stop_time(index) is not None), stop)
                 stop = bisect_right(self.records, min(times), first, cut, key=lambda one: one.at)
@@ -259,12 +271,7 @@ class RecordedRun:
 
     def _find_stop_time(self, index: int) -> float | None:
         """Return the time at which another call's failure cancelled the call that settled as record *index*, if any."""
-        outcome = self.records[index].outcome  # type: ignore[union-attr]  # as its kind says
-        return (
-            outcome.cancelled_at
-            if outcome.cancelled_by in (None, "sibling") and outcome.status != "timed_out"
-            else None
-        )
+        return stop_time(self.records[index])
 
     def _find_first_after(self, at: float, start: int, stop: int) -> int | None:
         """Return the number of the first record in *start* to *stop* after *at*; None if one has just this time."""
@@ -308,13 +315,6 @@ class RecordedRun:
 
 def _earlier(one: int | None, other: int | None) -> int | None:
     return min((place for place in (one, other) if place is not None), default=None)
-
-
-def _is_raised(record: r.Record) -> bool:
-    """Tell whether the run raises what *record*, the settlement of a call, says."""
-    outcome = record.outcome  # type: ignore[union-attr]  # as its kind says
-    cancelled = outcome.status == "cancelled" and outcome.cancelled_by in ("tool", "caller")
-    return outcome.output is None and (cancelled or outcome.status in ("failed", "timed_out"))
 
 
 def shows_admission(record: r.Record, *, asked_before: bool) -> bool:
@@ -378,9 +378,6 @@ def _is_root_end(record: r.Record) -> bool:
 _CHANCE = ("at", "duration", "queued_at", "body_ended_at", "first_delta_at", "turn_ended_at", "traceparent", "owner")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "cancelled_at", "abandoned", "cleanup")
 """Fields of outcomes that a replay can't repeat: times, and results of the body itself."""
-_REDACTED = re.compile(r"\[redacted\]+")
-_REDACTED_LEAVES = re.compile(r"\(\w+\(\[redacted\]\).*", re.DOTALL)
-_OF_GROUP = re.compile(r"(ToolCallError\(Error running tool \S+: \w*Group: ).*", re.DOTALL)
 
 
 @attrs.frozen
@@ -441,6 +438,10 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes |= _take_error(wanted, got)
             if isinstance(wanted, r.BodyEnded):  # a replay raises what the summary says
                 changes["details"] = wanted.details
+            if isinstance(wanted, r.RunEnded) and [*map(reduce_error, list_errors(wanted))] == [
+                *map(reduce_error, list_errors(got))
+            ]:
+                changes["details"] = wanted.details
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
         case r.CallStarted() if _waits_fit(wanted, got):
@@ -482,14 +483,14 @@ def _list_own_waits(started: r.CallStarted) -> list[str]:
 def _take_error(wanted: Any, got: Any) -> dict[str, Any]:
     if wanted.error is None or got.error is None:
         return {}
-    return {"error": wanted.error} if _reduce_error(wanted.error) == _reduce_error(got.error) else {}
+    return {"error": wanted.error} if reduce_error(wanted.error) == reduce_error(got.error) else {}
 
 
-def _reduce_error(error: str) -> str:
-    """Return the part of an error's text that a replay can repeat."""
-    # Redacted text is redacted a second time. The redacted leaves of a group come back as one error. Of a group that is
-    # a cause only the leaves are known.
-    return _OF_GROUP.sub(r"\1", _REDACTED.sub("", _REDACTED_LEAVES.sub("()", error)))
+def list_errors(end: r.Record) -> list[str]:
+    """Return what *end*, the end of a run, says of errors: of the one that it raised, and of those beside it."""
+    assert isinstance(end, r.RunEnded)
+    others = (end.details or {}).get("also_failed") or ()
+    return [*([end.error] if end.error is not None else []), *others]
 
 
 def _take_outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:

@@ -32,7 +32,7 @@ from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._comparison import SLACK
 from agentloop.testing.replaying._effects import ReplayEffects
-from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment, shows_admission
+from agentloop.testing.replaying._recorded import Call, Path, RecordedSegment, shows_admission
 from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, ExternalBody, FunctionTool, PythonBody, RawBody, ToolSearch
 from agentloop.usage import RequestUsage
@@ -121,14 +121,8 @@ class HooksOfRuns(RunHooks):
         self._effects = effects
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
-        """Wait for the run's last record."""
-        effects = self._effects
-        index = effects.find(r.RunEnded, ctx._run.path)
-        if index is None:
-            return
-        between = effects.records[effects.cursor : index]
-        if all(isinstance(record, (r.CleanupCut, *FROM_OUTSIDE)) for record in between):
-            await effects.until(index, "on_run_end", in_time=False)
+        """Wait for the run's last record, and raise the recorded error of the hook, if there is one."""
+        await self._effects.run_end_hook(ctx._run.path, outcome)
 
 
 _CALLED = frozenset(
