@@ -315,6 +315,8 @@ class Round:
         """Run and judge a world that tests the parts around a run."""
         run = self.beside(surrounded.draw_surrounded(Seeded(f"{self.seed}/{number}/surrounded"), number))
         check(run, self.counts.tally, but=SLOW)
+        if surrounded.is_replayed(number):
+            self.replayed(run)
 
     def answers(self) -> None:
         """Judge a world of answers that aren't final yet: plain, streamed and replayed, or cancelled, or crashed."""

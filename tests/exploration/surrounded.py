@@ -61,6 +61,11 @@ def draw_surrounded(chance: Chance, number: int) -> Further:
     return Further(world, chance.pick(BACKENDS), streamed)
 
 
+def is_replayed(number: int) -> bool:
+    """Tell whether the world of this *number* is replayed, too: its kind leaves logs that no other world leaves."""
+    return list(KINDS)[number % len(KINDS)] == "failing hooks"
+
+
 # ---------------------------------------------------------------------------------------------- generated, then changed
 
 Change = Callable[[Role], Role]
@@ -142,11 +147,12 @@ def _agents_hooks(chance: Chance) -> World:
 
 
 def _failing_hooks(chance: Chance) -> World:
-    """Return a world with hooks of the run, or of an agent, that fail at one event."""
+    """Return a world with hooks of the run, or of an agent, that fail at one event; half of them with a session."""
+    options: dict[str, Any] = {"session": SessionLog} if chance.one_in(2) else {}
     if chance.one_in(2):
-        return draw_changed(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
-    event = chance.pick(AGENTS_EVENTS)
-    return draw_changed(chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool]))
+        return draw_changed(chance, options={**options, "hooks": partial(HookLog, chance.pick(EVENTS))})
+    event, wanted = chance.pick(AGENTS_EVENTS), chance.pick([_nests, bool])
+    return draw_changed(chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=wanted, options=options)
 
 
 def _failing_session(chance: Chance) -> World:
