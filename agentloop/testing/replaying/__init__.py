@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, overload
 
@@ -348,11 +348,15 @@ def _replay_strictly(
             "and not replayed"
         )
     replaying = Replaying(recorded, agent, config, max_turns, handlers)
-    found = [] if loaded.graph is None else changes(loaded.graph, AgentGraph(agent).describe())
+
+    @cache
+    def find_changes() -> Sequence[str]:
+        return () if loaded.graph is None else changes(loaded.graph, AgentGraph(agent).describe())
+
     try:
-        effects = replaying.run(backend, changed=bool(found))
+        effects = replaying.run(backend, lambda: bool(find_changes()))
     except ReplayDivergence as divergence:
-        raise _add_changes(divergence, found) from None
+        raise _add_changes(divergence, find_changes()) from None
     rest = recorded.records[len(effects.appended) :]
     records = (*effects.appended, *rest)
     return Replayed(records, replaying.result, replaying.error, len(records))

@@ -250,7 +250,8 @@ class ReplayLog:
         self.bodies_over = self.recorded.bodies_over(entry)
         self.queued = self.recorded.batches_queued(entry)
         self.hooks_raising = self.recorded.hooks_raising(entry)
-        self.stops = {"/".join(path): places for path, places in self.recorded.batches_stopped(entry).items()}
+        stopped = self.recorded.batches_stopped(entry, self.hooks_raising)
+        self.stops = {"/".join(path): places for path, places in stopped.items()}
         self.admissions = self.recorded.admissions(entry, asked_before=self.asked_before_admission)
         self.queue = loop_state().pump.admission = RecordedQueue(self)
         self._clock_offset = self.records[entry.start].at - anyio.current_time()

@@ -90,11 +90,11 @@ class Replaying:
     result: RunResult[Any] | None = None
     error: BaseException | None = None
 
-    def run(self, backend: Backend, *, changed: bool = False) -> ReplayEffects:
+    def run(self, backend: Backend, is_changed: Callable[[], bool]) -> ReplayEffects:
         """Replay every run segment, and return the effects: they hold the appended records.
 
-        Where a run ended by an error of the library right after a hook, the run raises it by itself first. If it
-        doesn't, and the definitions haven't *changed*, the hook must have raised it, and a second attempt does so.
+        Where a run ended by a `UserError` right after a hook, the run raises it by itself first. If it doesn't, and the
+        definitions haven't changed (*is_changed*), the hook must have raised it, and a second attempt does so.
 
         Raises:
             ReplayDivergence: at the first record that differs.
@@ -103,9 +103,9 @@ class Replaying:
         try:
             self._run(effects, backend)
         except ReplayDivergence:
-            if changed or self.max_turns is not ... or not effects.hook_may_have_raised:
+            if self.max_turns is not ... or not effects.hook_may_have_raised or is_changed():
                 raise
-            effects = ReplayEffects(self.recorded, hooks_raise_own_errors=True)
+            effects = ReplayEffects(self.recorded, hooks_raise_user_errors=True)
             with suppress(ReplayDivergence):
                 self._run(effects, backend)
             if effects.divergence is not None:

@@ -28,7 +28,7 @@ from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.agents._tool_search import FoundText
-from agentloop.exceptions import AgentLoopError, OutcomeUnknown
+from agentloop.exceptions import AgentLoopError, OutcomeUnknown, UserError
 from agentloop.hooks import RunOutcome
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.limits import Limit
@@ -67,12 +67,16 @@ class ReplayEffects(ReplayLog):
     `Replaying` makes one for each attempt; the tasks of the replayed run and the driver change it.
     """
 
-    def __init__(self, recorded: RecordedRun, *, hooks_raise_own_errors: bool = False) -> None:
+    def __init__(self, recorded: RecordedRun, *, hooks_raise_user_errors: bool = False) -> None:
         super().__init__(recorded)
-        self.hooks_raise_own_errors = hooks_raise_own_errors
-        """True if hooks raise errors of the library, too; else the run is to raise them by itself."""
+        self.hooks_raise_user_errors = hooks_raise_user_errors
+        """True if hooks raise the library's `UserError`, too; else the run is to raise it by itself.
+
+        Its other errors are the run's: a model's that doesn't fit, a limit. A replay that takes one for a hook's would
+        follow a log that the definitions no longer lead to.
+        """
         self.hook_may_have_raised = False
-        """True once a run has come to its end by an error of the library right after a hook, which hasn't raised it."""
+        """True once a run has come to its end by a `UserError` right after a hook, which hasn't raised it."""
         self._errors_of_ends: defaultdict[Path, list[BaseException]] = defaultdict(list)
 
     # -- the door
@@ -445,17 +449,20 @@ class ReplayEffects(ReplayLog):
 
     def _find_error_of_save(self, path: Path, index: int) -> str | None:
         """Return what writing to the session raised, in a run whose next record is *index*; None if it was cut."""
-        end = self.find(r.RunEnded, path)
-        places = self.recorded.paths[path]
-        if end is None or self.recorded.first(places, index, end, lambda one: not isinstance(one, r.CleanupCut)):
+        places, end = self.recorded.paths[path], self.find(r.RunEnded, path)
+
+        def shows_more(one: Any) -> bool:
+            return not isinstance(one, r.CleanupCut) or one.section == "session save"
+
+        if end is None or self.recorded.first(places, index, end, shows_more) is not None:
             return None
-        cut = self.recorded.first(places, index, end, lambda one: getattr(one, "section", "") == "session save")
-        errors = list_errors(self.records[end])
-        if self.live_run(path).cleanup._begun and self.records[end].status == "failed":  # type: ignore[union-attr]
+        last: Any = self.records[end]
+        errors = list_errors(last)
+        if last.status == "failed" and self.live_run(path).cleanup._begun:
             del errors[:1]  # the run is ending by that one
-        if cut is not None:
-            return None
-        return errors[0] if errors else "" if self.records[end].status == "cancelled" else None  # type: ignore[union-attr]
+        if errors:
+            return errors[0]
+        return "" if last.status == "cancelled" else None
 
     # -- the window
 
@@ -524,9 +531,10 @@ class ReplayEffects(ReplayLog):
             return None
         if end == index and not record.details and self._has_to_save(path):
             return None  # it would have saved then; so it came further, and saving failed
-        if class_of_summary(record.error) is None or self.hooks_raise_own_errors:
+        own = class_of_summary(record.error)
+        if own is None or (self.hooks_raise_user_errors and issubclass(own, UserError)):
             return record.error
-        self.hook_may_have_raised = self.hook_may_have_raised or not record.resumable
+        self.hook_may_have_raised |= issubclass(own, UserError) and not record.resumable
         return None
 
     def _has_to_save(self, path: Path) -> bool:

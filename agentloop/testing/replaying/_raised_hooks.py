@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from agentloop import records as r
 from agentloop._common.error_text import summary_parts, tool_failure
@@ -29,41 +28,38 @@ _COMPARED = 900
 """Characters of two summaries that are compared: a longer one is cut, and then its wrapped form a little earlier."""
 
 
-def find_raising(records: Sequence[r.Record], start: int, stop: int, order: Mapping[Call, Any]) -> dict[Call, str]:
-    """Return the calls whose end hooks raised in the segment from *start* to *stop*, with what they raised.
+def find_raising(
+    segment: Iterable[r.Record], has: Callable[[Call, type[r.Record]], bool], order: Iterable[Call]
+) -> dict[Call, str]:
+    """Return the calls whose end hooks raised in the *segment* with these records, with what they raised.
 
-    The text is the run's own error, or empty if the log doesn't have it. *order* has all calls in model order.
+    The text is the run's own error, or empty if the log doesn't have it. *has* tells whether the log has, up to the
+    segment's end, a record of a kind of a call. *order* has all calls in model order.
     """
     batches: defaultdict[tuple[Path, int], list[r.CallSettled]] = defaultdict(list)
     ends: dict[Path, r.RunEnded] = {}
-    begun: set[Call] = set()
-    ended: set[Call] = set()
-    for index, record in enumerate(records[:stop]):
+    for record in segment:
         match record:
-            case r.CallStarted():
-                begun.add((record.path, record.call_id))
-            case r.BodyEnded():
-                ended.add((record.path, record.call_id))
-            case r.CallSettled() if index >= start:
+            case r.CallSettled():
                 batches[record.path, record.turn].append(record)
             case r.BatchEnded():
                 batches.pop((record.path, record.turn), None)
-            case r.RunEnded() if index >= start:
+            case r.RunEnded():
                 ends[record.path] = record
             case _:
                 pass
-    places = {call: place for place, call in enumerate(order)}
     found: dict[Call, str] = {}
     for (path, _), settled in batches.items():
         # Without end hooks a call that succeeds settles in the step in which its body ends, and has no `BodyEnded`.
-        hooked = [(path, one.call_id) in (ended if one.outcome.status == "succeeded" else begun) for one in settled]
-        chosen = _choose(settled, hooked, _raised_by(ends.get(path)), places)
+        shown_by = [r.BodyEnded if one.outcome.status == "succeeded" else r.CallStarted for one in settled]
+        hooked = [has((path, one.call_id), kind) for one, kind in zip(settled, shown_by, strict=True)]
+        chosen = _choose(settled, hooked, _raised_by(ends.get(path)), order)
         found |= {(path, settled[index].call_id): text for index, text in chosen.items()}
     return found
 
 
 def _choose(
-    settled: Sequence[r.CallSettled], hooked: Sequence[bool], error: str | None, places: Mapping[Call, int]
+    settled: Sequence[r.CallSettled], hooked: Sequence[bool], error: str | None, order: Iterable[Call]
 ) -> dict[int, str]:
     """Return, by index in *settled*, what the end hooks raised in a batch whose outputs weren't accepted.
 
@@ -81,8 +77,9 @@ def _choose(
         found[first] = left if left is not None and _fits(settled[first], left) else ""
     known = min((index for index in (known, first) if index is not None), default=0)
     if left is not None and left not in found.values():
-        later = [index for index in range(known, len(settled)) if hooked[index] and _fits(settled[index], left)]
-        first = min(later, key=lambda index: places[settled[index].path, settled[index].call_id], default=None)
+        those = [index for index in range(known, len(settled)) if hooked[index] and _fits(settled[index], left)]
+        later = {(settled[index].path, settled[index].call_id): index for index in those}
+        first = next((later[call] for call in order if call in later), None)
         found |= {} if first is None else {first: left}
     return found
 

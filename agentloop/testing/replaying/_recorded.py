@@ -9,7 +9,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -218,13 +218,17 @@ class RecordedRun:
 
     def hooks_raising(self, entry: RecordedSegment) -> dict[Call, str]:
         """Return the calls of *entry* whose end hooks raised, with the text of the error: see `_raised_hooks`."""
-        return find_raising(self.records, entry.start, entry.stop, self.tools)
 
-    def batches_stopped(self, entry: RecordedSegment) -> dict[Path, tuple[int, int]]:
+        def has(call: Call, kind: type[r.Record]) -> bool:
+            return self.first(self.calls[call], 0, entry.stop, lambda one: isinstance(one, kind)) is not None
+
+        return find_raising(self.records[entry.start : entry.stop], has, self.tools)
+
+    def batches_stopped(self, entry: RecordedSegment, raising: Collection[Call]) -> dict[Path, tuple[int, int]]:
         """Return, for each run whose batch a call's failure stopped, the numbers of two records of *entry*.
 
         The first after the failure, and the first after the owner of the batch stopped it, when it next ran: other
-        calls may have come further between the two.
+        calls may have come further between the two. *raising* are the calls whose end hooks raised.
 
         A replay can't follow one case. If the end of the run from outside comes between the two, the owner is ready to
         run and has nothing to wait for, and then its next step is the one that stops the batch: no other task is ready,
@@ -235,7 +239,6 @@ class RecordedRun:
             if isinstance(self.records[index], r.CallSettled):
                 batches[self.records[index].path, self.records[index].turn].append(index)
         found: dict[Path, tuple[int, int]] = {}
-        raising = self.hooks_raising(entry)
         for (path, _), settled in batches.items():
             failed = next(
                 (
