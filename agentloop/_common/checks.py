@@ -155,6 +155,10 @@ class Fields(Value, frozen=True):
         said = "expected text without NUL that can be encoded"
         return v.and_(self.text(), self.needs(said, v.matches_re(_PLAIN_TEXT), quoted=quoted))
 
+    def plain_words(self) -> Validator:
+        """Return the validator of a text that says something, and that every store takes."""
+        return v.and_(self.words(), self.plain_text())
+
     def flag(self, said: str = "expected True or False") -> Validator:
         """Return the validator of True or False."""
         return self.needs(said, is_a(bool))

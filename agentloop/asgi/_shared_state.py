@@ -22,12 +22,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from agentloop._schema.output_schema import OutputType, TypedOutput, typed_output
+from agentloop.asgi._http import WebLimits
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError, UserValueError
 from agentloop.settings import JsonLimits
 
 StateT = TypeVar("StateT")
 
-MOST_BYTES = 100_000
+MOST_BYTES = WebLimits().max_shared_state
 _MOST_DEPTH = 32
 _WHAT = "The shared state"
 

@@ -1,7 +1,6 @@
 """The dispatcher of an outbox: takes due intents, has each delivered, and writes down what came of it.
 
-Theory. One task takes intents; each has a task; one task listens for notifications. They meet at one event, which says
-that it is worth looking, as in `_serve`.
+Theory. The tasks, their errors and their end are those of every loop that takes rows (`_taking`).
 
     take     as many due intents as there is room for, until the call is cancelled
     attempt  the handler, within its time; or a function within a transaction that also writes its receipt
@@ -24,7 +23,7 @@ from typing import Any, TypeAlias
 
 import anyio
 import attrs
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from agentloop._common.error_text import error_summary
 from agentloop._concurrency.backend import checkpoint_if_cancelled, uncancel_to
@@ -34,8 +33,7 @@ from agentloop.postgres import _intent_rows as rows
 from agentloop.postgres._connections import Connection, ResultT, Work, as_journal_error
 from agentloop.postgres._intent_rows import Intent, IntentForm
 from agentloop.postgres._intents import OUTBOX_CHANNEL
-from agentloop.postgres._listening import LONGEST_PAUSE, listen
-from agentloop.postgres._store import PostgresStore
+from agentloop.postgres._taking import TakingLoop
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -47,67 +45,25 @@ _UNREADABLE = "it is sealed, and the dispatcher's outbox has no codec that opens
 
 
 @attrs.define(eq=False, kw_only=True)
-class Deliveries:
-    """The state of one `deliver` or `apply`."""
+class Deliveries(TakingLoop[tuple[str, Intent]]):
+    """The state of one `deliver` or `apply`. An intent is taken together with the holder that it is taken by."""
 
-    store: PostgresStore
+    channel = OUTBOX_CHANNEL
+
     form: IntentForm
     handler: Handler | None = None
     applying: Applying | None = None
     """A function that is called within the transaction; given if there is no handler."""
-    room: int
     timeout: float
     """Seconds that a handler has."""
     attempts: int
     pause: float
-    grace: float
-    poll: float
     live: set[anyio.CancelScope] = attrs.field(factory=set)
-    worth_looking: anyio.Event = attrs.field(factory=anyio.Event)
-    fatal: BaseException | None = None
-    """The error that ends the call, once all attempts have ended; raised where the group doesn't wrap it."""
-
-    async def work(self, task_status: TaskStatus[None]) -> None:
-        """Work until the call is cancelled."""
-        first = await self.claim()
-        async with anyio.create_task_group() as group:
-            taking = anyio.CancelScope()
-            try:
-                with taking:
-                    self.begin(group, taking, *first)
-                    group.start_soon(self.listen)
-                    task_status.started()
-                    await self.take(group, taking)
-            finally:
-                for scope in self.live:
-                    scope.deadline = anyio.current_time() + self.grace
-                group.cancel_scope.cancel()
-        if self.fatal is not None:
-            raise self.fatal
 
     # ------------------------------------------------------------------------------------------ taking intents
 
-    async def take(self, group: TaskGroup, taking: anyio.CancelScope) -> None:
-        """Take intents until an error ends it. A database that is away is asked again after a pause that grows."""
-        pause = self.poll
-        while True:
-            self.worth_looking = anyio.Event()
-            try:
-                self.begin(group, taking, *await self.claim())
-                pause = self.poll
-            except JournalError as error:
-                logger.warning("outbox %r is asked again in %.1f s: %s", self.form.outbox, pause, error_summary(error))
-                await anyio.sleep(pause)
-                pause = min(pause * 2, max(self.poll, LONGEST_PAUSE))
-                continue
-            except Exception as error:  # the store is closed: no asking again cures it
-                self.fatal = self.fatal or error
-                return
-            with anyio.move_on_after(self.poll):
-                await self.worth_looking.wait()
-
-    async def claim(self) -> tuple[str, list[Intent]]:
-        """Take as many due intents as there is room for; return them with the holder that they are taken by.
+    async def claim(self) -> list[tuple[str, Intent]]:
+        """Take as many due intents as there is room for.
 
         Cancellation: what the statement has taken meanwhile is given back.
 
@@ -116,7 +72,7 @@ class Deliveries:
         """
         room, holder = self.room - len(self.live), self.store._new_holder()
         if room <= 0:
-            return holder, []
+            return []
         # The receipt is written after the handler's time, which the store's timeout bounds.
         seconds = self.timeout + self.store.connections.timeout
         given = {"outbox": self.form.outbox, "holder": holder, "room": room, "seconds": seconds, "most": self.attempts}
@@ -141,22 +97,23 @@ class Deliveries:
             with anyio.CancelScope(shield=True), suppress(JournalError, UserError):  # bounded by the store's timeout
                 await self.ask(partial(rows.give_back, given=back))
             raise
-        return holder, [intent for intent in found if intent.status == "due"]
+        return [(holder, intent) for intent in found if intent.status == "due"]
 
-    def begin(self, group: TaskGroup, taking: anyio.CancelScope, holder: str, intents: Iterable[Intent]) -> None:
+    def begin(self, group: TaskGroup, taking: anyio.CancelScope, taken: Iterable[tuple[str, Intent]]) -> None:
         """Start a task for each intent."""
-        for intent in intents:
+        for holder, intent in taken:
             scope = anyio.CancelScope(shield=True)
             self.live.add(scope)
             group.start_soon(self.deliver_one, scope, taking, intent, holder, name=f"agentloop intent {intent.key}")
 
-    def look(self) -> None:
-        """Say that it is worth looking."""
-        self.worth_looking.set()
+    def drain(self) -> None:
+        """Have each attempt cancelled when the grace is over."""
+        for scope in self.live:
+            scope.deadline = anyio.current_time() + self.grace
 
-    async def listen(self) -> None:
-        """Look at each notification."""
-        await listen(self.store.connections, OUTBOX_CHANNEL, self.look, self.poll)
+    def note_absence(self, pause: float, error: JournalError) -> None:
+        """Log it."""
+        logger.warning("outbox %r is asked again in %.1f s: %s", self.form.outbox, pause, error_summary(error))
 
     # ------------------------------------------------------------------------------------------ one intent
 

@@ -74,6 +74,7 @@ from agentloop.limits import (
     TokenRateStatistics,
     TokenStart,
 )
+from agentloop.postgres._blocks import with_task
 from agentloop.postgres._connections import Connection
 from agentloop.postgres._quota import LimitReport, Quota, Share, Size, settle
 
@@ -178,7 +179,29 @@ class _Binding(LoopBinding, eq=False):
         super().bind(what, loop, alive, changed)
 
 
-class SharedRate(Rate):
+class _LeasedLimit(Limit):
+    """The common part of the shared limits: their room is what this worker holds."""
+
+    part: LimitPart
+    binding: LoopBinding
+
+    def _lease(self, name: str, size: Size, busy: Callable[[], int]) -> None:
+        self.part = LimitPart(name, size, busy)
+        self.binding = _Binding(part=self.part)
+
+    def __repr__(self) -> str:
+        return f"Shared{super().__repr__()}"
+
+    def free(self, now: float) -> float:
+        """Return what this worker has for further calls."""
+        return self.part.room()
+
+    def next_room(self, now: float) -> float:
+        """Return infinity: the leaser wakes the calls."""
+        return math.inf
+
+
+class SharedRate(_LeasedLimit, Rate):
     """A `Rate` that all workers on one database have together: *count* starts within any window of *per* seconds.
 
     Limits of one *name* and size are one limit, in every process that shares it by `PostgresStore.share`. Usable
@@ -209,11 +232,7 @@ class SharedRate(Rate):
     def __init__(self, count: int, per: float, name: str) -> None:
         check_id("name", name)
         super().__init__(count, per, name)
-        self.part: LimitPart = LimitPart(name, Size("SharedRate", self.count, self.per), lambda: self._admitted)
-        self.binding: LoopBinding = _Binding(part=self.part)
-
-    def __repr__(self) -> str:
-        return f"Shared{super().__repr__()}"
+        self._lease(name, Size("SharedRate", self.count, self.per), lambda: self._admitted)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.count, self.per, self.name)
@@ -221,10 +240,6 @@ class SharedRate(Rate):
     def statistics(self) -> RateStatistics:
         """Return the numbers of all workers, as of the last answer of the database."""
         return RateStatistics(started_in_window=self.part.used, count=self.count, per=self.per)
-
-    def free(self, now: float) -> float:
-        """Return the number of further calls for which this worker has a start."""
-        return self.part.room()
 
     def begin(self, now: float) -> None:
         """Count a start, and report it."""
@@ -235,10 +250,6 @@ class SharedRate(Rate):
         """Give back the start of a call whose body never began."""
         super().give()
         self.part.give_back()
-
-    def next_room(self, now: float) -> float:
-        """Return infinity: the leaser wakes the calls."""
-        return math.inf
 
     def shrink(self, free: int, until: float, now: float) -> None:
         """Report that the server leaves *free* starts at most up to *until*."""
@@ -251,7 +262,7 @@ class _SharedStart(TokenStart, eq=False):
     stamp: float = 0.0
 
 
-class SharedTokenRate(TokenRate):
+class SharedTokenRate(_LeasedLimit, TokenRate):
     """A `TokenRate` that all workers on one database have together; otherwise as `SharedRate`.
 
     What requests take beyond their input is learned by each worker from its own answers.
@@ -272,11 +283,7 @@ class SharedTokenRate(TokenRate):
     def __init__(self, tokens: int, per: float, name: str) -> None:
         check_id("name", name)
         super().__init__(tokens, per, name)
-        self.part: LimitPart = LimitPart(name, Size("SharedTokenRate", self.tokens, self.per), lambda: self._admitted)
-        self.binding: LoopBinding = _Binding(part=self.part)
-
-    def __repr__(self) -> str:
-        return f"Shared{super().__repr__()}"
+        self._lease(name, Size("SharedTokenRate", self.tokens, self.per), lambda: self._admitted)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.tokens, self.per, self.name)
@@ -284,10 +291,6 @@ class SharedTokenRate(TokenRate):
     def statistics(self) -> TokenRateStatistics:
         """Return the numbers of all workers, as of the last answer of the database."""
         return TokenRateStatistics(tokens_in_window=self.part.used, tokens=self.tokens, per=self.per)
-
-    def free(self, now: float) -> float:
-        """Return the tokens that this worker has for further requests."""
-        return self.part.room()
 
     def begin_amount(self, now: float, amount: int) -> TokenStart:
         """Count the tokens of an admitted request, which begins now, and report them; return the count."""
@@ -305,16 +308,12 @@ class SharedTokenRate(TokenRate):
         more, start.tokens = tokens - start.tokens, tokens
         self.part.spend(more, cast(_SharedStart, start).stamp)
 
-    def next_room(self, now: float) -> float:
-        """Return infinity: the leaser wakes the requests."""
-        return math.inf
-
     def shrink(self, free: int, until: float, now: float) -> None:
         """Report that the server leaves *free* tokens at most up to *until*."""
         self.part.tell(free, until - now)
 
 
-class SharedCapacity(Capacity):
+class SharedCapacity(_LeasedLimit, Capacity):
     """A `Capacity` that all workers on one database have together; otherwise as `SharedRate`.
 
     A worker whose lease has passed (the database was away, or the process was stopped) starts no further call. Calls
@@ -342,11 +341,7 @@ class SharedCapacity(Capacity):
         check("tokens", NAMES.count(), tokens)
         check_id("name", name)
         super().__init__(tokens, name)
-        self.part: LimitPart = LimitPart(name, Size("SharedCapacity", tokens), lambda: self._in_use)
-        self.binding: LoopBinding = _Binding(part=self.part)
-
-    def __repr__(self) -> str:
-        return f"Shared{super().__repr__()}"
+        self._lease(name, Size("SharedCapacity", tokens), lambda: self._in_use)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.part.size.amount, self.name)
@@ -359,10 +354,6 @@ class SharedCapacity(Capacity):
     @total_tokens.setter
     def total_tokens(self, value: int | None) -> None:
         raise UserError(f"{self!r}: its total_tokens are those of all workers: make a limit of another name")
-
-    def free(self, now: float) -> float:
-        """Return the number of places that this worker has for further calls."""
-        return self.part.room()
 
     def give(self) -> None:
         """Give a place back: to this worker's calls, or to another worker that waits."""
@@ -525,7 +516,7 @@ class Leaser:
         for ticket in self._waiting():
             needs = {limit: limit.amount(ticket.weight) if limit.weighed else 1 for limit in ticket.limits}
             for limit in needs:
-                if limit not in left and not isinstance(limit, SharedRate | SharedTokenRate | SharedCapacity):
+                if limit not in left and not isinstance(limit, _LeasedLimit):
                     left[limit] = limit.free(now)
             if full := [limit for limit, amount in needs.items() if left.get(limit, math.inf) < amount]:
                 self.hasten(min(_LOOK, *(max(limit.next_room(now) - now, _LEAST) for limit in full)))
@@ -554,28 +545,18 @@ async def sharing(
 ) -> AsyncIterator[None]:
     """Share *limits* for a block: `PostgresStore.share` without the database."""
     names = [getattr(limit, "name", None) for limit in limits]
-    if not limits or not all(isinstance(limit, SharedRate | SharedTokenRate | SharedCapacity) for limit in limits):
+    if not limits or not all(isinstance(limit, _LeasedLimit) for limit in limits):
         raise UserTypeError(f"share: expected limits such as SharedRate(60, 60, 'name'), got {list(limits)!r}")
     if len(set(names)) < len(names):
         raise UserError(f"share: expected limits of different names, got {names!r}")
     leaser = Leaser(limits, ask, seconds, clock)
     await leaser.begin()
-    raised: BaseException | None = None
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(leaser.keep, group.cancel_scope)
-            try:
-                yield
-            except (anyio.get_cancelled_exc_class(), GeneratorExit):
-                raise
-            except BaseException as error:  # noqa: ASYNC103 - raised below, where the group doesn't wrap it
-                raised = error
-            group.cancel_scope.cancel()
+        async with with_task(leaser.keep):
+            yield
     finally:
         with anyio.CancelScope(shield=True):  # bounded by the store's timeout
             await leaser.end()
-    if raised is not None:
-        raise raised
     if leaser.failure is not None:
         raise leaser.failure
 

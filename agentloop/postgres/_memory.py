@@ -46,8 +46,7 @@ class PostgresMemory:
 
     async def load(self, scope: str) -> dict[str, str]:
         """Return the texts of all files of *scope* by their paths."""
-        check("scope", NAMES.words(), scope)
-        check("scope", NAMES.plain_text(), scope)
+        check("scope", NAMES.plain_words(), scope)
         return await self._run(lambda connection: _select(connection, scope), again=True)
 
     async def change(self, scope: str, changes: Mapping[str, str | None], *, expect: Mapping[str, str]) -> None:
@@ -56,8 +55,7 @@ class PostgresMemory:
         Raises:
             MemoryConflict: if they aren't; nothing has changed.
         """
-        check("scope", NAMES.words(), scope)
-        check("scope", NAMES.plain_text(), scope)
+        check("scope", NAMES.plain_words(), scope)
         check_memory_change(changes, expect)
         written = {path: text for path, text in changes.items() if text is not None}
         gone = [path for path, text in changes.items() if text is None]

@@ -174,7 +174,7 @@ class PostgresOutbox:
 
     # ------------------------------------------------------------------------------------------ delivering
 
-    async def deliver(  # noqa: ASYNC128 - `Deliveries.work` calls it
+    async def deliver(  # noqa: ASYNC128 - `TakingLoop.work` calls it
         self,
         handler: Handler,
         *,

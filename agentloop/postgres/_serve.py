@@ -1,16 +1,13 @@
 """The loop of a worker: it takes the runs that were submitted, and continues each to its pause or its end.
 
-Theory. One task takes runs; each run has a task; one task listens for notifications. They meet at one event, which says
-that it is worth looking: a notification, a run that has ended here, or the poll.
+Theory. The tasks, their errors and their end are those of every loop that takes rows (`_taking`).
 
     take    as many due runs as there is room for (`_queue.claim`), until the call is cancelled
     begin   under the run's lease: read the journal, begin or continue the run by its agent
     settle  under the same lease: write down what becomes of the run in the queue
     drain   when the block is cancelled: each run is asked to stop behind its turn; after the grace it is cancelled
 
-Each run is shielded from the cancellation of the loop, because it has the grace to stop in. Nothing else is:
-the loop and the listener end at once, and no run is taken after that. A run that was taken and hasn't begun by then is
-given back.
+A run that was taken and hasn't begun when the loop is cancelled is given back.
 
 What an attempt comes to:
 
@@ -21,8 +18,8 @@ What an attempt comes to:
     another error                         due after a pause that grows; dead once the attempts are used up
     the lease is lost, the run cancelled  the row says all; nothing is written
 
-An error of a run is logged and written to its row. An error of the database makes the loop wait, longer each time.
-Neither ends it. A BaseException of a body (SystemExit) does, as it ends `Runner.run`; the run's attempt counts.
+An error of a run is logged and written to its row, and ends nothing. A BaseException of a body (SystemExit) ends the
+loop, as it ends `Runner.run`; the run's attempt counts.
 """
 
 from __future__ import annotations
@@ -47,10 +44,10 @@ from agentloop.postgres import _queue as queue
 from agentloop.postgres._connections import Connection, as_journal_error
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._lease import Lease, RunCancelled, read_clock
-from agentloop.postgres._listening import LONGEST_PAUSE, listen
 from agentloop.postgres._queue import Claimed, ServedRun, Settled
 from agentloop.postgres._run_rows import read_end
 from agentloop.postgres._store import PostgresStore
+from agentloop.postgres._taking import LONGEST_PAUSE, TakingLoop
 from agentloop.results import RunResult
 from agentloop.run import Runner
 from agentloop.state import RunState
@@ -65,7 +62,7 @@ _OVER = Settled(None)
 _WAITS = Settled(0.0)
 
 
-async def serve(  # noqa: ASYNC128 - `_RunServer.work` calls it
+async def serve(  # noqa: ASYNC128 - `TakingLoop.work` calls it
     store: PostgresStore,
     agents: Agent[Any, Any] | Iterable[Agent[Any, Any]],
     *,
@@ -151,10 +148,11 @@ async def serve(  # noqa: ASYNC128 - `_RunServer.work` calls it
         attempts=attempts,
         seconds=lease_seconds,
         poll=poll,
+        signals=signals,
         open_journal=partial(PostgresJournal, store, key=key, codec=codec),
     )
     worker.open_journal("checked")  # a wrong key or codec is said before a run is taken
-    await worker.work(signals, task_status)
+    await worker.work(task_status)
 
 
 def _by_name(agents: object) -> dict[str, Agent[Any, Any]]:
@@ -184,63 +182,28 @@ class _ServedNow:
 
 
 @attrs.define(eq=False, kw_only=True)
-class _RunServer:
+class _RunServer(TakingLoop[Claimed]):
     """The state of one `serve`."""
 
-    store: PostgresStore
+    channel = queue.CHANNEL
+
     agents: dict[str, Agent[Any, Any]]
-    room: int
     options: RunOptionsOf | None
-    grace: float
     attempts: int
     seconds: float
-    poll: float
+    signals: Collection[signal.Signals]
     open_journal: Callable[..., PostgresJournal]
     live: set[_ServedNow] = attrs.field(factory=set)
-    worth_looking: anyio.Event = attrs.field(factory=anyio.Event)
     draining: bool = False
     passed_over: dict[str, float] = attrs.field(factory=dict)
     """The runs that are left to other workers, and until when, by the clock of the event loop."""
-    fatal: BaseException | None = None
 
-    async def work(self, signals: Collection[signal.Signals], task_status: TaskStatus[None]) -> None:
-        """Work until the call is cancelled, or one of *signals* comes."""
-        first = await self.claim()
-        try:
-            async with anyio.create_task_group() as group:
-                taking = anyio.CancelScope()
-                try:
-                    with taking:
-                        self.begin(group, taking, first)
-                        if signals:
-                            await group.start(_stop_at, signals, taking)
-                        group.start_soon(self.listen)
-                        task_status.started()
-                        await self.take(group, taking)
-                finally:
-                    self.drain()
-                    group.cancel_scope.cancel()
-        finally:
-            if self.fatal is not None:  # it comes before a cancellation
-                raise self.fatal
+    async def prepare(self, group: TaskGroup, taking: anyio.CancelScope) -> None:
+        """Have the signals end the loop."""
+        if self.signals:
+            await group.start(_stop_at, self.signals, taking)
 
     # ------------------------------------------------------------------------------------------ taking runs
-
-    async def take(self, group: TaskGroup, taking: anyio.CancelScope) -> None:
-        """Take runs for ever. A database that is away is asked again after a pause that grows."""
-        pause = self.poll
-        while True:
-            self.worth_looking = anyio.Event()
-            try:
-                self.begin(group, taking, await self.claim())
-                pause = self.poll
-            except JournalError as error:
-                logger.warning("a worker can't take runs, and tries again in %.1f s: %s", pause, error_summary(error))
-                await anyio.sleep(pause)
-                pause = min(pause * 2, max(self.poll, LONGEST_PAUSE))
-                continue
-            with anyio.move_on_after(self.poll):
-                await self.worth_looking.wait()
 
     async def claim(self) -> list[Claimed]:
         """Take as many due runs as there is room for.
@@ -295,9 +258,9 @@ class _RunServer:
             if live.stop is not None:
                 live.stop()
 
-    async def listen(self) -> None:
-        """Say that it is worth looking at each notification, for ever."""
-        await listen(self.store.connections, queue.CHANNEL, lambda: self.worth_looking.set(), self.poll)
+    def note_absence(self, pause: float, error: JournalError) -> None:
+        """Log it."""
+        logger.warning("a worker can't take runs, and tries again in %.1f s: %s", pause, error_summary(error))
 
     # ------------------------------------------------------------------------------------------ one run
 
@@ -329,7 +292,7 @@ class _RunServer:
             taking.cancel()
         finally:
             self.live.discard(live)
-            self.worth_looking.set()
+            self.look()
         if written and settled.after == 0.0 and settled.status == "queued":  # its lease is given back by now
             with anyio.CancelScope(shield=True):  # bounded by the store's timeout; a loop that ends tells them, too
                 await self.tell_others()

@@ -36,6 +36,7 @@ from agentloop.items import Item, to_items
 from agentloop.journal._envelope import Seal
 from agentloop.postgres import _operating as operating
 from agentloop.postgres import _queue as queue
+from agentloop.postgres._blocks import with_task
 from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
 from agentloop.postgres._intents import StoreIntents
 from agentloop.postgres._lease import Lease, read_clock
@@ -105,8 +106,7 @@ class PostgresStore:
         self.connections: Connections = Connections(conninfo, connections, timeout)
         self._most = connections
         for name, given in {"application": application, "worker": worker}.items():
-            check(name, optional(NAMES.words()), given)
-            check(name, optional(NAMES.plain_text()), given)
+            check(name, optional(NAMES.plain_words()), given)
         self._named = {"application": application, "worker": worker or f"{socket.gethostname()}-{os.getpid()}"}
         self._renewals = Renewals(self.connections)
         self._intents = StoreIntents()
@@ -147,24 +147,14 @@ class PostgresStore:
     @asynccontextmanager
     async def _hold(self, lease: Lease) -> AsyncIterator[None]:
         """Hold *lease*, which was taken, for a block: the part of `lease` behind its beginning."""
-        raised: BaseException | None = None
         held = False
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._renewals.keep, lease, group.cancel_scope)
-                try:
-                    yield
-                except (anyio.get_cancelled_exc_class(), GeneratorExit):
-                    raise
-                except BaseException as error:  # noqa: ASYNC103 - raised below, where the group doesn't wrap it
-                    raised = error
+            async with with_task(partial(self._renewals.keep, lease)):
+                yield
                 held = lease.held
-                group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):  # bounded: one attempt, by the timeout
                 await lease.give_back()
-            if raised is not None:  # it comes before a cancellation that has reached the end of the block
-                raise raised
         if not held:
             raise lease.cancelled or lease.lost()
 
@@ -324,8 +314,7 @@ class PostgresStore:
             UserError, JournalError: as for `runs`.
         """
         check_id("run_id", run_id)
-        check("by", optional(NAMES.words()), by)
-        check("by", optional(NAMES.plain_text()), by)
+        check("by", optional(NAMES.plain_words()), by)
         return await self._ask(lambda db: operating.cancel_run(db, run_id, by))
 
     async def retry(self, run_id: str, *, key: bytes | None = None, older_seals: bool = False) -> None:
@@ -469,8 +458,8 @@ class PostgresStore:
             "agent": agent,
             "seconds": seconds,
             "waiting": waiting or None,
+            "after": None if after is None else read_cursor(after),
         }
-        chosen["after"] = None if after is None else read_cursor(after)
         return await self._ask(lambda db: operating.select_runs(db, limit, **chosen), again=True)
 
     async def _ask(self, work: Work[ResultT], *, again: bool = False) -> ResultT:

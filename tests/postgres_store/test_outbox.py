@@ -812,6 +812,25 @@ async def test_what_is_no_exception_ends_the_dispatcher(store: PostgresStore) ->
     assert (intent.status, intent.attempts) == ("due", 1)
 
 
+@pytest.mark.parametrize("grace", [60.0, 0.0])
+async def test_what_is_no_exception_comes_before_a_cancellation(store: PostgresStore, grace: float) -> None:
+    """The caller that cancels the dispatcher is told of it, also if the handler raises it because it is cut."""
+    outbox = PostgresOutbox(store, "refunds")
+    await add_directly(store, outbox, 1)
+
+    async def handler(intent: Intent) -> None:
+        outer.cancel()
+        try:
+            if not grace:
+                await anyio.sleep_forever()
+        finally:
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as left, anyio.CancelScope() as outer:
+        await outbox.deliver(handler, grace=grace, poll=NEVER)
+    assert left.value.code == 3
+
+
 @pytest.mark.backends("asyncio")
 async def test_a_handler_that_raises_a_cancellation_of_its_own_has_failed(store: PostgresStore) -> None:
     """A future of somebody else's that was cancelled, for one: the dispatcher goes on."""

@@ -546,7 +546,7 @@ async def test_a_listener_that_can_not_listen_is_closed(store: PostgresStore, mo
         return opened[-1]
 
     monkeypatch.setattr(store.connections, "open", remember)
-    monkeypatch.setattr(queue, "CHANNEL", "no channel")
+    monkeypatch.setattr(serving_module._RunServer, "channel", "no channel")
     async with serving(store, worker_of(say("done"))):
         await store.submit("run", "clerk", "go")
         await until(store, "run", lambda row: row.status == "completed")
@@ -555,6 +555,19 @@ async def test_a_listener_that_can_not_listen_is_closed(store: PostgresStore, mo
                 await anyio.sleep(0.02)
         assert opened[0].closed
     assert all(connection.closed for connection in opened)
+
+
+async def test_a_store_that_is_closed_ends_the_loop(conninfo: str) -> None:
+    """By the error of every use of such a store, in no group."""
+    store = PostgresStore(conninfo)
+    async with anyio.create_task_group() as group:
+
+        async def work(task_status: Any) -> None:  # noqa: ASYNC128 - the loop calls it
+            with pytest.raises(UserError, match="the PostgresStore is closed"):
+                await serve(store, worker_of(say("done")), poll=0.01, task_status=task_status)
+
+        await group.start(work)
+        await store.aclose()
 
 
 async def test_an_error_that_is_no_exception_ends_the_loop(store: PostgresStore) -> None:

@@ -198,6 +198,18 @@ async def test_an_error_of_the_block_is_raised_as_it_is(store: PostgresStore) ->
             await anyio.sleep_forever()
 
 
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3)])
+async def test_an_error_comes_before_a_cancellation_around_its_block(
+    store: PostgresStore, error: BaseException
+) -> None:
+    """The end of the block waits for the task that leases, where the cancellation would take the error's place."""
+    with pytest.raises(type(error)) as raised, anyio.CancelScope() as outer:
+        async with store.share(SharedRate(5, 60, "x")):
+            outer.cancel()
+            raise error
+    assert raised.value is error
+
+
 @pytest.mark.parametrize(
     "limit", [SharedRate(5, 60, "x"), SharedTokenRate(5, 60, "x"), SharedCapacity(5, "x")], ids=repr
 )

@@ -165,6 +165,7 @@ async def test_a_change_is_sent_that_is_made_while_a_frame_is_sent() -> None:
     assert [title in delta for title, delta in zip([b"Soup", b"Stew", b"Broth"], deltas, strict=True)] == [True] * 3
 
 
+@pytest.mark.real_clock
 async def test_a_change_of_a_thread_is_sent_while_its_call_works() -> None:
     """A sync body has a thread."""
     free = threading.Event()

@@ -4,6 +4,7 @@ cancellation, a second time, and as a replay, the case gives the same log.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,9 +112,12 @@ def _has_several_cancelled_runs(records: Sequence[r.Record]) -> bool:
 
 def _has_wait_for_others(records: Sequence[r.Record]) -> bool:
     """Tell whether a call waited for the reader of the run's events, or until a call of another run had settled."""
-    settled = {(one.at, one.path) for one in records if isinstance(one, r.CallSettled)}
+    settled: defaultdict[float, set[tuple[str, ...]]] = defaultdict(set)
+    for one in records:
+        if isinstance(one, r.CallSettled):
+            settled[one.at].add(one.path)
     return any(
-        "stream_buffer" in one.waited_for or any(at == one.at and path != one.path for at, path in settled)
+        "stream_buffer" in one.waited_for or not settled[one.at] <= {one.path}
         for one in records
         if isinstance(one, r.CallStarted) and one.waited_for
     )
