@@ -19,6 +19,7 @@ from anyio.lowlevel import checkpoint, current_token
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
+from agentloop._common.naming import qualify_name
 from agentloop._common.turns import ITEMS_A_TURN, collect_in_turns
 from agentloop._concurrency.backend import liveness
 from agentloop._core.call_identity import find_tool, have_same_arguments
@@ -1160,7 +1161,7 @@ def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, A
         nested = fold.nested.get(call.call.call_id)
         if nested is not None:
             _check_pending(nested, before, now)
-        name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
+        name = qualify_name(call.call.name, call.call.namespace)
         for key in (name, f"deferred:{name}"):
             old = _find_schema(before, fold.agent, key)
             new = _find_schema(now, fold.agent, key)

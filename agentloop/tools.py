@@ -38,7 +38,7 @@ from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValu
 from agentloop._common.failed_tool_text import tell_error
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.misplaced import raise_misplaced
-from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS
+from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS, qualify_name
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._common.values import ByFields, ReprByFields, Value
 from agentloop._schema.json_text import parse_object
@@ -380,7 +380,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     @property
     def qualified_name(self) -> str:
         """The name with its namespace: `ns.name`, or the bare name."""
-        return f"{self.namespace}.{self.name}" if self.namespace else self.name
+        return qualify_name(self.name, self.namespace)
 
     @property
     def lookup_key(self) -> str:

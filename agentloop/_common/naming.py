@@ -20,6 +20,11 @@ def snake_case(name: str) -> str:
     return "_".join(words).lower() or "agent"
 
 
+def qualify_name(name: str, namespace: str | None) -> str:
+    """Return the *name* of a tool with its namespace: `ns.name`, or the bare name."""
+    return f"{namespace}.{name}" if namespace else name
+
+
 def shorten_name(made: str, name: str, most: int = MOST_NAME) -> str:
     """Return *made*, which was made of *name*, in at most *most* characters: cut, with a digest of the whole *name*.
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
+from agentloop._common.naming import qualify_name
 from agentloop._schema.json_text import canonical_arguments
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.settings import JsonLimits
@@ -48,7 +49,7 @@ def _namespace(call: ToolCall | HandoffCall) -> str | None:
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
     """Return the tool that a call names, or None. A bare name never finds a tool in a namespace."""
-    found = tools.get(f"{namespace}.{name}" if namespace else name)
+    found = tools.get(qualify_name(name, namespace))
     if found is not None and (found.namespace or None) != (namespace or None):
         found = None  # a bare name with a dot in it reads like a name in a namespace
     if found is not None or (namespace and namespace != name):
@@ -60,7 +61,7 @@ def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | Non
 def find_called_tool(tools: Mapping[str, FunctionTool], call: ToolCall) -> FunctionTool | None:
     """Return the tool of *call*, or None; for a call that the provider runs once it is approved, one made for it."""
     if call.kind == "approval":
-        return _make_approved_tool(f"{call.namespace}.{call.name}" if call.namespace else call.name)
+        return _make_approved_tool(qualify_name(call.name, call.namespace))
     return find_tool(tools, call.name, call.namespace)
 
 

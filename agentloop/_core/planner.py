@@ -22,6 +22,7 @@ Does not know about clocks, tasks or callbacks: answers that need an `await` com
 
 from __future__ import annotations
 
+from agentloop._common import naming
 from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Disposition, Execute, Plan, PlanEntry, PlanRules, Replay
@@ -192,7 +193,7 @@ def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> Funct
 
 def qualify_name(call: ToolCall) -> str:
     """Return the name a call used, with its namespace."""
-    return f"{call.namespace}.{call.name}" if call.namespace else call.name
+    return naming.qualify_name(call.name, call.namespace)
 
 
 def _answer_hidden_tool(view: TurnView, call: ToolCall) -> Answer | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from agentloop import records as r
+from agentloop._common.naming import qualify_name
 from agentloop.items import ToolCall
 from agentloop.tools import ToolOrigin
 
@@ -75,7 +76,7 @@ class OriginFold:
     def _find(self, path: _Path, call: ToolCall) -> ToolOrigin | None:
         if call.kind == "approval":
             return ToolOrigin("provider", call.namespace)
-        name = f"{call.namespace}.{call.name}" if call.namespace else call.name
+        name = qualify_name(call.name, call.namespace)
         found = (names[name] for names in self._shown.get(path, {}).values() if name in names)
         source = next(found, None)
         return None if source is None else ToolOrigin("source", source)
@@ -86,5 +87,4 @@ def _agent_of(place: str) -> str:
 
 
 def _name_of(described: Mapping[str, str]) -> str:
-    namespace = described.get("namespace")
-    return f"{namespace}.{described['name']}" if namespace else described["name"]
+    return qualify_name(described["name"], described.get("namespace"))

@@ -12,6 +12,7 @@ import anyio
 import attrs
 
 from agentloop._common.masking import mask_arguments
+from agentloop._common.naming import qualify_name
 from agentloop._common.terminal_text import exact
 from agentloop._schema.json_check import find_violation
 from agentloop.abc import Journal, Session
@@ -66,7 +67,7 @@ def call_name(request: Interruption) -> str:
 def describe_call(request: Interruption) -> str:
     """Format the call of *request*: its tool and its complete arguments, with secret ones masked."""
     call = request.call
-    tool = f"{call.namespace}.{call.name}" if call.namespace else call.name
+    tool = qualify_name(call.name, call.namespace)
     return exact(f"{tool} {mask_arguments(call.arguments, call.secret)}")
 
 

@@ -15,6 +15,7 @@ import msgspec
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary, first_line
 from agentloop._common.masking import MASK, mask_arguments
+from agentloop._common.naming import qualify_name
 from agentloop._common.terminal_text import duration, format_line, harmless
 from agentloop._common.values import field_names
 from agentloop._engine.calls.output_text import render
@@ -346,7 +347,7 @@ def request_json(request: Interruption) -> dict[str, Any]:
         more = {"policy": request.policy, "reason": request.reason}
     return {
         "call": call_name(request),
-        "tool": f"{call.namespace}.{call.name}" if call.namespace else call.name,
+        "tool": qualify_name(call.name, call.namespace),
         "arguments": mask_arguments(call.arguments, call.secret),
         "agent": request.agent,
         "path": list(request.path),

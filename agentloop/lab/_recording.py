@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import attrs
 
 from agentloop import records as r
+from agentloop._common.naming import qualify_name
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.record_codec import part_to_json
@@ -261,7 +262,7 @@ class Recording:
                     if isinstance(record, r.ModelResponded):
                         calls = (one for one in record.response.items if isinstance(one, ToolCall))
                         for one in calls:
-                            tool = f"{one.namespace}.{one.name}" if one.namespace else one.name
+                            tool = qualify_name(one.name, one.namespace)
                             named[record.path, one.call_id] = tool, one.arguments
                 case r.CallStarted():
                     tool, _ = named.get((record.path, record.call_id), (record.tool, ""))

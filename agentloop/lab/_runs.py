@@ -9,6 +9,7 @@ from typing import Any
 
 from agentloop import records as r
 from agentloop._common.masking import MASK, mask_arguments
+from agentloop._common.naming import qualify_name
 from agentloop._common.values import Value
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.budget import total_cost
@@ -237,7 +238,7 @@ def _list_calls(records: Sequence[r.Record], sources: Mapping[tuple[Path, str], 
             outcome = settled[place].outcome if place in settled else None
             output = None if outcome is None or outcome.output is None else text_of(outcome.output)
             yield CaseCall(
-                tool=f"{item.namespace}.{item.name}" if item.namespace else item.name,
+                tool=qualify_name(item.name, item.namespace),
                 arguments=mask_arguments(item.arguments, item.secret),
                 status=None if outcome is None else outcome.status,
                 output=MASK if outcome is not None and outcome.secret else output,

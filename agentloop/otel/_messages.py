@@ -12,6 +12,7 @@ from typing import Any, assert_never
 import msgspec
 
 from agentloop import items as i
+from agentloop._common.naming import qualify_name
 from agentloop.model_events import HostedToolDefinition, ToolDefinition
 
 
@@ -59,7 +60,7 @@ def _format_tool(tool: ToolDefinition | HostedToolDefinition) -> dict[str, Any]:
     shown: Any = tool
     if not hasattr(shown, "params_json_schema"):  # the configuration of a hosted tool may hold keys
         return {"type": shown.kind, "name": shown.kind}
-    name = f"{shown.namespace}.{shown.name}" if shown.namespace else shown.name
+    name = qualify_name(shown.name, shown.namespace)
     return {
         "type": "function",
         "name": name,

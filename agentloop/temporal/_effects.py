@@ -22,6 +22,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from agentloop import effects as e
+from agentloop._common.naming import qualify_name
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
 from agentloop.agents._graph import describe_tool
 from agentloop.exceptions import OutcomeUnknown, StateError
@@ -187,7 +188,7 @@ class WorkflowEffects:
 
     async def _call_tool(self, effect: e.CallTool) -> Any:
         context, codec = effect.context, self._setup.codec
-        name = f"{context.tool_namespace}.{effect.tool}" if context.tool_namespace else effect.tool
+        name = qualify_name(effect.tool, context.tool_namespace)
         options = self._setup.activity_of(name)
         tool = next((one for one in context.agent.functions if one.qualified_name == name), None)
         if tool is None:

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
+from agentloop._common.naming import qualify_name
 from agentloop._common.terminal_text import duration
 from agentloop.agents._tool_origins import OriginFold
 from agentloop.items import HandoffCall, HostedToolCall, ToolCall, find_hosted_calls
@@ -386,7 +387,7 @@ class TimelineFold:
         """Add the row of a call that the model has asked for."""
         is_call = isinstance(item, ToolCall)
         self._calls += is_call
-        name = f"{item.namespace}.{item.name}" if isinstance(item, ToolCall) and item.namespace else item.name
+        name = qualify_name(item.name, item.namespace if isinstance(item, ToolCall) else None)
         row = run.calls[item.call_id] = self._add("call" if is_call else "handoff", name, record, run.top())
         row.call_id = clean(item.call_id)
         origin = self._origins.origins.get((record.path, item.call_id))

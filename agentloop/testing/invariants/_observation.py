@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from agentloop import records as r
+from agentloop._common.naming import qualify_name
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.handoffs import target_of
@@ -349,7 +350,7 @@ class ObservedLog:
     def tool(self, call: ObservedCall) -> FunctionTool | None:
         """Return the definition of *call*'s tool, if the agents are known."""
         asked = call.call
-        name = f"{asked.namespace}.{asked.name}" if asked.namespace else asked.name
+        name = qualify_name(asked.name, asked.namespace)
         return self.definitions.get((call.turn.agent, name))
 
     def config(self, path: Path) -> RunConfig:
