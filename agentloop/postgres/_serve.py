@@ -243,9 +243,9 @@ class _RunServer(TakingLoop[Claimed]):
         self.store.connections.counts.add("take_overs", taken_over)
         return Claimed(ServedRun(run_id, agent, owner, priority, attempt, lease), given)
 
-    def begin(self, group: TaskGroup, taking: anyio.CancelScope, claimed: Iterable[Claimed]) -> None:
+    def begin(self, group: TaskGroup, taking: anyio.CancelScope, taken: Iterable[Claimed]) -> None:
         """Start a task for each run."""
-        for one in claimed:
+        for one in taken:
             live = _ServedNow(anyio.CancelScope(shield=True))
             self.live.add(live)
             group.start_soon(self.serve_one, live, one, taking, name=f"agentloop run {one.run.run_id}")

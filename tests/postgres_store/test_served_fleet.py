@@ -330,7 +330,7 @@ class _ReplayOverDeploys(Replaying):
 
     def give_records(self) -> tuple[Record, ...]:
         """Return the records that the replay makes, which have to be those of the log."""
-        return tuple(self.run("asyncio").appended)
+        return tuple(self.run("asyncio", lambda: False).appended)
 
 
 async def _judge_run(
