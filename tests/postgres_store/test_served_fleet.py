@@ -112,7 +112,7 @@ class Fleet:
 
     def drain(self, index: int) -> None:
         """End a worker as an orchestrator does, and start one of the deploy in its place."""
-        until(self, lambda: self.read(index).startswith("serving\n"))  # a signal before has its usual effect
+        until(self, lambda: self.is_serving(index))  # a signal before has its usual effect
         begun = time.time()
         self.workers[index].send_signal(signal.SIGTERM)
         assert self.workers[index].wait(120) == 0, self.read(index)
@@ -127,6 +127,17 @@ class Fleet:
     def read(self, index: int) -> str:
         """Return what a worker has written."""
         return (self.folder / self.names[index]).read_text()
+
+    def restart(self, server: Server, how: signal.Signals) -> None:
+        """Restart the database under workers that have reached it: one that never did ends, as at a wrong address."""
+        until(self, lambda: all(map(self.is_serving, self.workers)))
+        begun = time.time()
+        server.restart(how)
+        self.events.append(Event("restart", None, begun, time.time()))
+
+    def is_serving(self, index: int) -> bool:
+        """True once a worker takes runs."""
+        return self.read(index).startswith("serving\n")
 
     def check_alive(self) -> None:
         """No worker ends by itself."""
@@ -220,9 +231,7 @@ def test_every_run_that_is_served_comes_to_its_end_once(conninfo: str, server: S
                 case "drain":
                     fleet.drain(drawn.randrange(3))
                 case "restart":
-                    begun = time.time()
-                    server.restart(drawn.choice([signal.SIGINT, signal.SIGQUIT]))
-                    fleet.events.append(Event("restart", None, begun, time.time()))
+                    fleet.restart(server, drawn.choice([signal.SIGINT, signal.SIGQUIT]))
                 case "meet":  # calls of the first deploy wait when the second one comes
                     until(fleet, lambda: approve() >= set(kept_back))
                 case "deploy":
