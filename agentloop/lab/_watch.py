@@ -139,6 +139,8 @@ def _describe(event: str, arguments: tuple[object, ...]) -> str | None:
     match event:
         case "open" if not isinstance(arguments[2], int) or not arguments[2] & _WRITING or given == os.devnull:
             return None
+        case "open" if isinstance(given, int):
+            return None  # a file object for a descriptor, which was heard of when it was opened
         case "socket.sendmsg" if given is None:
             return None  # over a connection that is open already
         case "sqlite3.connect" if given in _PRIVATE or _is_harmless_uri(given):

@@ -235,9 +235,10 @@ async def test_each_reach_out_of_the_process_is_refused(tmp_path: Path) -> None:
     os.utime(tmp_path / "file", (1, 1))  # all is allowed again behind it
 
 
-async def test_what_is_no_reach_is_not_refused(tmp_path: Path) -> None:
+async def test_what_is_no_reach_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading, databases in memory or only read, a module that Python compiles, a debugger's own work and threads."""
     connect_to_database(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "compiled_for_a_body.py").write_text("VALUE = 3")
     found: list[Any] = []
 
@@ -252,6 +253,7 @@ async def test_what_is_no_reach_is_not_refused(tmp_path: Path) -> None:
         finally:
             sys.path.remove(str(tmp_path))
             sys.modules.pop("compiled_for_a_body", None)
+        os.fdopen(os.dup(1), "w").close()
         found.append(compiled_for_a_body.VALUE)
         with open(os.devnull, "w") as nowhere:
             nowhere.write("x")
