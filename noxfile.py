@@ -28,8 +28,11 @@ HALVES = {"runs": [*ONE_HALF, *QUICK], "others": [*OTHER_HALF, *QUICK]}
 Slow tests are left to `tests-all`: sweeps, searches, processes that are killed, benchmarks, long answers of the local
 model.
 """
+PROOF = [f"tests/{folder}" for folder in ("testing", "properties", "timeline", "lab")]
+ELSE = ["tests", *(f"--ignore={folder}" for folder in (*PROOF, "tests/runs", "tests/concurrency"))]
 PARTS = {
-    "others": ["tests", "--ignore=tests/runs", "--ignore=tests/concurrency", "--backends", "asyncio,trio-once"],
+    "others": [*ELSE, "--backends", "asyncio,trio-once"],
+    "proof": [*PROOF, "--backends", "asyncio,trio-once"],
     "runs": ["tests/runs", "--backends", "asyncio,trio-virtual"],
     "concurrency": ["tests/concurrency"],
 }
