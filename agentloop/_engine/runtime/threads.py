@@ -173,6 +173,7 @@ class Threads:
             if next(iter(self._queue)) is not call:
                 self._queue[call] = turn = anyio.Event()
                 await turn.wait()
+                await checkpoint_if_cancelled()  # the call before may have taken its slot as the run ended
             return await self._wait(_Waiter(self, name, _inside.get()))
         finally:
             self.leave(call)

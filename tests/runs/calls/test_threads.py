@@ -578,3 +578,21 @@ async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_free
     assert len(threads) == 0
     threads.join("third")
     assert isinstance(await threads.place("third", "third"), ThreadSlot)  # the queue is empty
+
+
+async def test_who_waits_for_its_turn_takes_no_thread_once_the_run_has_ended() -> None:
+    """The call before it takes its thread in the very step in which both are cancelled."""
+    threads = Threads(2)
+    threads.join("first")
+    got: list[object] = []
+
+    async def second() -> None:
+        threads.join("second")
+        got.append(await threads.place("second", "second"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(second)
+        await anyio.wait_all_tasks_blocked()
+        got.append(await threads.place("first", "first"))
+        group.cancel_scope.cancel()
+    assert len(got) == len(threads) == 1
