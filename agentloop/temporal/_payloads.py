@@ -65,9 +65,9 @@ def check_size(what: str, data: object, most: int) -> int:
 _LARGE = 200_000
 
 
-def pack(text: str, *, is_packing: bool = True) -> str:
+def pack(text: str, *, is_packing: bool = True, least: int = _LARGE) -> str:
     """Return *text*, compressed if it is long and *is_packing*. Short ones stay: older workers read them."""
-    if len(text) < _LARGE or not is_packing:
+    if len(text) < least or not is_packing:
         return text
     return _PACKED + base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
 
@@ -112,6 +112,29 @@ def open_answer(answer: dict[str, Any]) -> dict[str, Any]:
         return answer
     opened: dict[str, Any] = json.loads(unpack(answer["packed"]))
     return opened
+
+
+_DETAILED = 2_000
+"""Characters of a result's details from which on they are compressed."""
+
+
+def split_result(data: dict[str, Any], essentials: Iterable[str], *, is_packing: bool) -> dict[str, Any]:
+    """Return the result *data* with its *essentials* in plain text, and its details compressed if they are long.
+
+    The history has the details already, in the activities' results: here they would be half of a short history.
+    """
+    plain = {name: data[name] for name in essentials}
+    details = json.dumps({name: value for name, value in data.items() if name not in plain}, separators=(",", ":"))
+    packed = pack(details, is_packing=is_packing, least=_DETAILED)
+    return data if packed is details else plain | {"details": packed}
+
+
+def join_result(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result that `split_result` was given."""
+    joined = dict(data)
+    if "details" in joined:
+        joined |= json.loads(unpack(joined.pop("details")))
+    return joined
 
 
 MOST_READ = 16_000_000

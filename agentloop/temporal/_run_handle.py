@@ -38,7 +38,7 @@ from agentloop.records import InputAdded, Record
 from agentloop.state import as_json, as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
-from agentloop.temporal._payloads import open_answer, unpack
+from agentloop.temporal._payloads import join_result, open_answer, unpack
 from agentloop.temporal._runner import ENDED, TOO_EARLY, UNFIT
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
@@ -102,7 +102,7 @@ class AgentRunHandle:
             PartLost: the store doesn't have it.
         """
         with _reading():
-            data = open_answer(await self.workflow.result())
+            data = join_result(open_answer(await self.workflow.result()))
         return AgentRunResult(status=data["status"], final_output=data.get("final_output"), data=data)
 
     async def cancel(self) -> None:

@@ -69,7 +69,7 @@ from agentloop.run import ResumeOptions, Runner
 from agentloop.state import RunState, answer_to
 from agentloop.temporal._effects import WorkflowEffects, leave
 from agentloop.temporal._options import AgentSetup, find_setup
-from agentloop.temporal._payloads import check_size, fit_answer, measure, pack, pack_answer, unpack
+from agentloop.temporal._payloads import check_size, fit_answer, measure, pack, pack_answer, split_result, unpack
 from agentloop.temporal._runner import ENDED, refuse_step
 from agentloop.temporal._substitutes import NamedModels, RecordList, observe_once
 
@@ -374,7 +374,7 @@ class AgentWorkflow:
         return None
 
     def _write_result(self, result: RunResult[Any]) -> dict[str, Any]:
-        """Return *result* as JSON; without its items, calls and responses if the engine doesn't take it whole.
+        """Return *result* as JSON, its details compressed; without these if the engine doesn't take it whole.
 
         Raises:
             PayloadTooLarge: not even then.
@@ -383,6 +383,8 @@ class AgentWorkflow:
         data = result.to_json(codec=setup.codec, converter=setup.config.converter)
         if measure(data) > setup.max_payload:
             data = {name: data[name] for name in _ESSENTIALS} | {"left_out": sorted(data.keys() - set(_ESSENTIALS))}
+        else:
+            data = split_result(data, _ESSENTIALS, is_packing=setup.is_packing)
         return fit_answer("the run's final output", data, setup.max_payload)
 
     async def _run_segment(self, work: str | RunState, options: dict[str, Any]) -> RunResult[Any]:

@@ -19,7 +19,17 @@ from agentloop.items import ToolOutput
 from agentloop.model_events import ModelRequest
 from agentloop.settings import ToolExecution
 from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
-from agentloop.temporal._payloads import check_size, measure, pack, unpack, value_from_json, value_to_json
+from agentloop.temporal._payloads import (
+    check_size,
+    join_result,
+    measure,
+    pack,
+    split_result,
+    unpack,
+    value_from_json,
+    value_to_json,
+)
+from agentloop.temporal._workflow import _ESSENTIALS
 from agentloop.testing import FunctionModel, call, say
 
 pytestmark = [
@@ -107,6 +117,39 @@ async def test_a_value_that_fits_when_it_is_compressed_is_the_value(address: str
     _, result = await run_big(address, counted, WHOLE)
     assert (result.final_output, counted.bodies, counted.longest) == ("done", 1, 5 * MB - 2)
     assert "calls" in result.data["left_out"]
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_history_has_each_output_twice(address: str) -> None:
+    """As the result of its activity, and in the input of the next model call. The result has it compressed."""
+    text = random.Random(6).randbytes(1_000).hex()
+    handle, result = await run_big(address, Counted(calls=2, turns=3, text=text), RunConfig())
+    events = [event.SerializeToString() for event in (await handle.workflow.fetch_history()).events]
+    assert sum(event.count(text.encode()) for event in events) == 2 * 6
+    written = await handle.workflow.result()
+    assert written.keys() == {*_ESSENTIALS, "details"}
+    assert (written["status"], written["final_output"]) == ("completed", "done")
+    assert [one["outcome"]["output"] for one in result.data["calls"]] == [text] * 6
+    assert result.data.keys() == {*_ESSENTIALS, *DETAILS}
+
+
+DETAILS = {
+    *("input", "new_items", "raw_responses", "cost", "calls", "tool_origins"),
+    *("input_guardrail_results", "output_guardrail_results"),
+    *("tool_input_guardrail_results", "tool_output_guardrail_results"),
+}
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+@pytest.mark.parametrize("is_packing", [True, False])
+def test_a_result_is_compressed_if_it_is_long(size: int, is_packing: bool) -> None:
+    """Where a store of parts does it, it isn't; short ones can be read in the engine's page."""
+    data = {"status": "completed", "final_output": "done", "calls": ["x" * size]}
+    written = split_result(data, ["status", "final_output"], is_packing=is_packing)
+    assert (written is data) == (size == 10 or not is_packing)
+    assert written["final_output"] == "done"
+    assert measure(written) < 2_000 + size * (not is_packing)
+    assert join_result(written) == data
 
 
 @pytest.mark.scenario("SM-11")
