@@ -1,6 +1,7 @@
 """Replay of runs with all that an application may give a run: each comes out the same to the byte on both backends."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 from kit.ending import advance_clock, cancel_when
@@ -887,11 +889,20 @@ def test_a_hook_that_raises_at_the_end_of_a_call(last: Any) -> None:
             assert end.status == "failed"
 
 
+@tool(timeout=0.02)
+async def holds() -> str:
+    """Hold the event loop until its own time is over: then the call beside it has come to its end, too."""
+    time.sleep(0.03)  # noqa: ASYNC251
+    await anyio.sleep_forever()
+    return "never"
+
+
 @pytest.mark.parametrize("session", [None, MemorySession])
-def test_a_log_cut_off_behind_a_hook_that_raised(session: Any) -> None:
+@pytest.mark.parametrize("second", [hangs, holds], ids=lambda second: str(second.name))
+def test_a_log_cut_off_behind_a_hook_that_raised(second: Any, session: Any) -> None:
     """Which error it was is in the last record only; each shorter log is replayed as far as it goes."""
-    model = scripted([call("double", {"n": 1}, call_id="c1"), call("hangs", call_id="c2")], say("done"))
-    agent = Agent("a", tools=[double, hangs], model=model)
+    model = scripted([call("double", {"n": 1}, call_id="c1"), call(second.name, call_id="c2")], say("done"))
+    agent = Agent("a", tools=[double, second], model=model)
     for name in OF_RUNS:
         kept = Records()
         options: dict[str, Any] = {

@@ -3,7 +3,8 @@
 No record says that a hook raised. After one of a run only the last steps of its run follow (`ReplayEffects.run_hook`).
 After one of a call comes the settlement of this call, which has the outcome of the body; the batch is stopped, as it is
 by any failure, and the run ends by the error that outranks the others. So a hook raised if a batch was stopped and no
-settlement says why, or if the run ended by an error that no settlement has.
+settlement says why, or if the run ended by an error that no settlement has. In a log that was cut before that, a run
+that saves to its session behind a batch that wasn't accepted is about to end by an error, too.
 
 A call that was cancelled by a sibling names the one whose failure did it. Where none was, the log doesn't say which
 hook raised, and it makes no difference: we choose the last call that may have stopped the batch, since a replay then
@@ -37,15 +38,17 @@ def find_raising(
     segment's end, a record of a kind of a call. *order* has all calls in model order.
     """
     batches: defaultdict[tuple[Path, int], list[r.CallSettled]] = defaultdict(list)
-    ends: dict[Path, r.RunEnded] = {}
+    errors: dict[Path, str | None] = {}
     for record in segment:
         match record:
             case r.CallSettled():
                 batches[record.path, record.turn].append(record)
             case r.BatchEnded():
                 batches.pop((record.path, record.turn), None)
+            case r.SessionSaved() if _ended_well(batches.get((record.path, record.turn), ())):
+                errors[record.path] = ""
             case r.RunEnded():
-                ends[record.path] = record
+                errors[record.path] = _raised_by(record)
             case _:
                 pass
     found: dict[Call, str] = {}
@@ -53,7 +56,7 @@ def find_raising(
         # Without end hooks a call that succeeds settles in the step in which its body ends, and has no `BodyEnded`.
         shown_by = [r.BodyEnded if one.outcome.status == "succeeded" else r.CallStarted for one in settled]
         hooked = [has((path, one.call_id), kind) for one, kind in zip(settled, shown_by, strict=True)]
-        chosen = _choose(settled, hooked, _raised_by(ends.get(path)), order)
+        chosen = _choose(settled, hooked, errors.get(path), order)
         found |= {(path, settled[index].call_id): text for index, text in chosen.items()}
     return found
 
@@ -99,9 +102,14 @@ def _choose_first(
     return fitting[-1] if fitting else None
 
 
-def _raised_by(end: r.RunEnded | None) -> str | None:
+def _raised_by(end: r.RunEnded) -> str | None:
     """Return the error of a run that failed by itself: one that can continue was stopped from outside or by a limit."""
-    return end.error if end is not None and end.status == "failed" and not end.resumable else None
+    return end.error if end.status == "failed" and not end.resumable else None
+
+
+def _ended_well(settled: Sequence[r.CallSettled]) -> bool:
+    """Tell whether nothing in a batch says why it wasn't accepted."""
+    return not any(is_raised(one) or one.outcome.cancelled_by is not None for one in settled)
 
 
 def _fits(settled: r.CallSettled, error: str) -> bool:
