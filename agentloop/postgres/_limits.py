@@ -424,15 +424,20 @@ class Leaser:
             self.failure = error
             scope.cancel()
 
-    async def end(self) -> None:
-        """Give everything back and let the limits be used no more. An error is of no consequence."""
-        with suppress(AgentLoopError):  # the lease ends by itself
+    async def end(self) -> list[SharedLimit]:
+        """Give everything back and let the limits be used no more; return those that calls wait for.
+
+        An error is of no consequence: the lease ends by itself.
+        """
+        with suppress(AgentLoopError):
             await self._contact([], leaves=True)
         for limit in self._limits:
             limit.part.leaser = None
             limit.part.held = limit.part.booked = 0
-            if limit.line is not None:
-                logger.error("%r isn't shared any more, and calls wait for it", limit)
+        awaited = [limit for limit in self._limits if limit.line is not None]
+        for limit in awaited:
+            logger.error("%r isn't shared any more, and calls wait for it", limit)
+        return awaited
 
     async def _look(self) -> None:
         """Ask the database if there is something to ask or to report, or the lease has to be renewed."""
@@ -556,9 +561,14 @@ async def sharing(
             yield
     finally:
         with anyio.CancelScope(shield=True):  # bounded by the store's timeout
-            await leaser.end()
+            awaited = await leaser.end()
     if leaser.failure is not None:
         raise leaser.failure
+    if awaited:
+        raise UserError(
+            f"the block that shares {awaited[0]!r} ends while calls wait for it: let it end after the runs, as in "
+            "`async with store.share(...), anyio.create_task_group() as group`"
+        )
 
 
 # ------------------------------------------------------------------------------------------ the rows

@@ -175,11 +175,13 @@ class PostgresStore:
             seconds: How long the lease of this worker lasts after each renewal, at each third of it.
 
         Cancellation: what the worker holds is given back. Where the database is away, that takes up to the store's
-            `timeout`. A call that still waits for a limit continues to wait, until the limit is shared again.
+            `timeout`. The runs that use the limits belong to the cancelled block; a call of another one waits until
+            the limit is shared again, or its run is cancelled.
 
         Raises:
             UserError: a limit has other numbers in other workers (named are both), at the beginning or, if it came to
-                that while this one's lease had passed, later: the block is cancelled then. Or an argument is wrong.
+                that while this one's lease had passed, later: the block is cancelled then. Or the block has ended
+                while calls wait for a limit, which nobody would ever admit. Or an argument is wrong.
             JournalError: the database refuses or can't be reached when the block begins.
 
         Example:

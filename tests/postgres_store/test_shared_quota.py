@@ -357,6 +357,34 @@ async def test_a_call_that_waits_for_two_limits_starts_when_both_have_room() -> 
 
 
 @VIRTUAL
+@pytest.mark.parametrize("error", [None, ValueError("mine")])
+async def test_a_block_that_ends_under_a_waiting_call_raises(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would admit the call any more, so the error of the block ends what is around it. Its own comes first."""
+    places, database, ran = SharedCapacity(1, "places"), Database(), list[str]()
+
+    @tool(capacity=places)
+    async def stay() -> str:
+        ran.append("stay")
+        await anyio.sleep_forever()
+        return ""
+
+    agent = Agent("a", model=FunctionModel(lambda request: [call("stay", {}), call("stay", {})]), tools=[stay])
+    with pytest.RaisesGroup(UserError if error is None else ValueError) as raised:
+        async with anyio.create_task_group() as group, sharing([places], database.ask, 9.0, anyio.current_time):
+            group.start_soon(Runner.run, agent, "go")
+            await anyio.sleep(5)
+            if error is not None:
+                raise error
+    if error is None:
+        ended = "the block that shares SharedCapacity(1, name='places') ends while calls wait for it"
+        assert str(raised.value.exceptions[0]).startswith(ended)
+    assert ran == ["stay"]
+    assert "isn't shared any more, and calls wait for it" in caplog.text
+
+
+@VIRTUAL
 async def test_what_a_worker_holds_ends_with_its_lease() -> None:
     """While the database is away its places are used again until then, and not after; a call in flight goes on."""
     database, times = Database(slowness=0.0), list[float]()
