@@ -98,7 +98,7 @@ async def judge_input(live: LiveCall) -> end.Ending | None:
     """Run the input guardrails in order. One may refuse the call, trip, or write other arguments."""
     from agentloop._engine.calls.tool_guardrails import judge_input as judge
 
-    judged = await judge(live, call_context(live))
+    judged = await judge(live.run, live.call, live.tool, live.arguments, call_context(live))
     if isinstance(judged, CallOutcome):
         return end.Refused(judged)
     if isinstance(judged, Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import anyio
-import attrs
 
 from agentloop import effects as e
 from agentloop._core.plan import Arguments
@@ -50,20 +49,6 @@ Tripped: TypeAlias = ToolInputGuardrailTripwireTriggered | ToolOutputGuardrailTr
 """The judgement of a guardrail that ends the run: the error to raise."""
 
 
-@attrs.define(eq=False)
-class _UnapprovedCall:
-    """A call that the guardrails judge before its approval: it has no `LiveCall` yet."""
-
-    run: LiveRun
-    call: ToolCall
-    tool: FunctionTool
-    arguments: Arguments
-
-    @property
-    def call_id(self) -> str:
-        return self.call.call_id
-
-
 async def judge_before_approval(
     run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments
 ) -> CallOutcome | str | None:
@@ -75,14 +60,15 @@ async def judge_before_approval(
         ToolInputGuardrailTripwireTriggered: if one trips.
     """
     context = tool_context(run, call, tool, arguments.text, run.conversation)
-    judged = await judge_input(_UnapprovedCall(run, call, tool, arguments), context)
+    judged = await judge_input(run, call, tool, arguments, context)
     if isinstance(judged, Exception):
         raise judged
     return judged
 
 
 async def _run_guardrail(
-    live: LiveCall | _UnapprovedCall,
+    run: LiveRun,
+    call: ToolCall,
     stage: Literal["tool_input", "tool_output"],
     guardrail: ToolInputGuardrail | ToolOutputGuardrail,
     data: ToolInputData | ToolOutputData,
@@ -93,15 +79,14 @@ async def _run_guardrail(
         UserTypeError: it returned no verdict of its stage.
         Exception: its error.
     """
-    run = live.run
     began = anyio.current_time()
-    effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: call_user(guardrail.fn, data))
+    effect = e.Guard(run.path, stage, guardrail.name, call.call_id, lambda: call_user(guardrail.fn, data))
     verdict: Any = await run.tree.effects.perform(effect)
     if not isinstance(verdict, _VERDICTS[stage]):
         needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
         raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")
     duration = anyio.current_time() - began
-    result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=live.call)
+    result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=call)
     run.tree.log.append(
         GuardrailSettled(
             *run.here(),
@@ -109,7 +94,7 @@ async def _run_guardrail(
             guardrail.name,
             type(verdict).__name__,
             duration,
-            call_id=live.call_id,
+            call_id=call.call_id,
             info=verdict.output_info,
             detail=_format_detail(verdict),
             result=result,
@@ -132,30 +117,30 @@ def _format_detail(verdict: Any) -> Any:
 
 
 async def judge_input(
-    live: LiveCall | _UnapprovedCall, context: ToolContext[Any]
+    run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments, context: ToolContext[Any]
 ) -> CallOutcome | Tripped | str | None:
     """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments.
 
     Returns the outcome of a call that one refuses, a tripwire, the arguments if one has rewritten them, or None.
     """
-    parsed = live.arguments.parsed
+    parsed = arguments.parsed
     rewritten: str | None = None
-    for guardrail in live.tool.tool_input_guardrails:
-        data = ToolInputData(context=context, agent=live.run.agent, tool=live.tool, arguments=parsed)
-        result = await _run_guardrail(live, "tool_input", guardrail, data)
+    for guardrail in tool.tool_input_guardrails:
+        data = ToolInputData(context=context, agent=run.agent, tool=tool, arguments=parsed)
+        result = await _run_guardrail(run, call, "tool_input", guardrail, data)
         match result.output:
             case RejectContent(message):
                 reason = f"input guardrail {guardrail.name}"
-                secret = live.run.redacts_errors_of(live.call)
+                secret = run.redacts_errors_of(call)
                 return CallOutcome(status="rejected", output=message, reason=reason, secret=secret)
             case RaiseException():
                 return ToolInputGuardrailTripwireTriggered(
-                    f"Tool input guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
+                    f"Tool input guardrail {guardrail.name} tripped on a call of tool {tool.name}",
                     guardrail_result=result,
                 )
-            case Rewrite(arguments):
-                parsed = dict(arguments)
-                rewritten = live.tool.write_arguments(parsed)
+            case Rewrite(changed):
+                parsed = dict(changed)
+                rewritten = tool.write_arguments(parsed)
     return rewritten
 
 
@@ -177,7 +162,7 @@ async def judge_output(live: LiveCall, outcome: CallOutcome) -> CallOutcome | Tr
             value=outcome.value,
             output=outcome.output,
         )
-        result = await _run_guardrail(live, "tool_output", guardrail, data)
+        result = await _run_guardrail(live.run, live.call, "tool_output", guardrail, data)
         match result.output:
             case RejectContent(message):
                 secret = live.redacts_errors
