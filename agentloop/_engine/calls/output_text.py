@@ -1,6 +1,6 @@
 """Tool values as the model sees them: any Python value as text or parts, bounded in length.
 
-Pure but for `put`, which stores a text that is too long. Does not know about calls, guardrails or secrets.
+Pure. Does not know about calls, guardrails or secrets.
 The text of a call that failed: `default_tool_error_function` in `agentloop/tools.py`.
 """
 
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agentloop._common.empty_containers import NO_DICT
 from agentloop._common.error_text import error_summary, shorten
 from agentloop._common.errors import UnwritableValue
 from agentloop._storage.withholding import WithheldText
@@ -20,9 +21,6 @@ from agentloop.items import Annotation, Content, Part, Text
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
-
-Put: TypeAlias = Callable[[str], Awaitable[Any]]
-"""Takes a text that is too long and gives a reference to it."""
 
 NO_OUTPUT = "(no output)"
 _TEXTS = (str, WithheldText)
@@ -126,31 +124,23 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     return text[:head] + notice + (text[-tail:] if tail else "")
 
 
-def cut_output(output: Content | None, limit: int | None) -> Content | None:
-    """Return *output* with each of its texts within *limit* characters; *output* itself where all of them are."""
+def texts_of(output: Content) -> list[str]:
+    """Return the texts of *output*: itself, or those of its parts that have one."""
+    return [output] if isinstance(output, str) else [part.text for part in output if isinstance(part, Text)]
+
+
+def cut_output(output: Content | None, limit: int | None, kept_at: Mapping[str, str] = NO_DICT) -> Content | None:
+    """Return *output* with each of its texts within *limit* characters; *output* itself where all of them are.
+
+    *kept_at* has references to longer texts that are kept whole elsewhere, by the text.
+    """
     if output is None or limit is None or (type(output) is str and len(output) <= limit):
         return output
     if isinstance(output, WithheldText):  # in place of a text that was cut already
         return output
     if isinstance(output, str):
-        return cut_text(output, limit)
-    return tuple(part.replace(text=cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
-
-
-async def bound_output(output: Content, limit: int | None, put: Put | None) -> Content:
-    """Return *output* with each text within *limit* characters; *put*, if given, stores a longer text first."""
-    if limit is None:
-        return output
-    if isinstance(output, str):
-        return await _bound_text(output, limit, put)
-    parts = []
-    for part in output:
-        parts.append(part.replace(text=await _bound_text(part.text, limit, put)) if isinstance(part, Text) else part)
-    return tuple(parts)
-
-
-async def _bound_text(text: str, limit: int, put: Put | None) -> str:
-    if len(text) <= limit:
-        return text
-    reference = None if put is None else str(await put(text))
-    return cut_text(text, limit, reference)
+        return cut_text(output, limit, kept_at.get(output))
+    return tuple(
+        part.replace(text=cut_text(part.text, limit, kept_at.get(part.text))) if isinstance(part, Text) else part
+        for part in output
+    )

@@ -35,7 +35,7 @@ from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.live_call import BodyState, LiveCall, Step
 from agentloop._engine.calls.outcome import Draft, draft_failure, tell
-from agentloop._engine.calls.output_text import bound_output
+from agentloop._engine.calls.output_text import cut_output, texts_of
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_user, log_error, resolve
@@ -436,7 +436,8 @@ async def store_output(live: LiveCall, draft: Draft) -> Draft:
         do = partial(call_user, store.put, live.call, text)
         return await live.run.call_callback("output_store", live.call_id, do, record_answer=False)
 
-    return draft.replace(outcome=draft.outcome.replace(output=await bound_output(output, limit, put)))
+    kept_at = {text: str(await put(text)) for text in texts_of(output) if len(text) > limit}
+    return draft.replace(outcome=draft.outcome.replace(output=cut_output(output, limit, kept_at)))
 
 
 STEPS: Mapping[str, Step] = {
