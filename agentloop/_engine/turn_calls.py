@@ -125,7 +125,7 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if is_closing(task):
             batch.close()
         elif isinstance(error, cancelled_types()):
-            batch.raise_fatal()
+            batch.raise_failure(fatal=True)
         raise
     finally:
         if events is not None:
@@ -160,8 +160,7 @@ def _accept(run: LiveRun, batch: Batch) -> None:
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()
-    if batch.failures:
-        batch.raise_failure()
+    batch.raise_failure()
     if isinstance(run.stopped_by, StateError):  # a run nested in one of the calls can't continue here
         raise run.stopped_by
     if not [call for call in run.state.batch if call.outcome is None]:

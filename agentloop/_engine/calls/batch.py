@@ -655,16 +655,12 @@ class Batch:
         self.calls.clear()  # they hold calls, which hold the batch
         self._segments = self._current = self._equal = None
 
-    def raise_failure(self) -> None:
-        """Raise the chosen failure of the batch, if it has one."""
-        if self.failures:
-            raise choose_error(self.failures)
-
-    def raise_fatal(self) -> None:
-        """Raise the failure that outranks even the cancellation under way, if there is one: it isn't an Exception."""
-        fatal = [failure for failure in self.failures if is_fatal(failure.error)]
-        if fatal:
-            raise choose_error(fatal)
+    def raise_failure(self, *, fatal: bool = False) -> None:
+        """Raise the chosen failure of the batch, if it has one; with *fatal* only one that isn't an Exception, as such
+        a failure outranks even the cancellation under way."""
+        found = [failure for failure in self.failures if not fatal or is_fatal(failure.error)]
+        if found:
+            raise choose_error(found)
 
 
 def _may_wait(entry: PlanEntry) -> bool:
