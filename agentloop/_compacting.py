@@ -26,6 +26,7 @@ from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
 from agentloop._core.context_size import count_context, find_counted, find_trigger, find_window
+from agentloop._core.history import count_same
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
@@ -60,7 +61,7 @@ from agentloop.window.steps import (
     format_transcript,
     name_step,
 )
-from agentloop.window.turns import count_same, find_fault
+from agentloop.window.turns import find_fault
 
 logger = logging.getLogger("agentloop")
 _TRANSCRIPT = 1.5

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, SupportsIndex, final, overload
 
-from agentloop.items import CALLS, OUTPUTS, HandoffCall, Item, Reasoning, ToolCall
+from agentloop.items import CALLS, OUTPUTS, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall
 
 
 @final
@@ -84,3 +84,14 @@ def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
             continue
         kept.append(item)
     return tuple(kept)
+
+
+def count_same(before: Sequence[Item], after: Sequence[Item]) -> int:
+    """Return the length of the common beginning of two histories: a record needn't hold these items again.
+
+    The output of a handoff may be made twice, so an equal one is the same. Other equal items may differ in secrets.
+    """
+    for at, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old is not new and not (isinstance(new, HandoffOutput) and old == new):
+            return at
+    return min(len(before), len(after))

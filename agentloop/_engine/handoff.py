@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop._core.handoff_outputs import handoff_outputs
+from agentloop._core.history import count_same
 from agentloop._core.next_action import Transfer
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
@@ -16,7 +17,7 @@ from agentloop._storage.incoming import check_items
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
 from agentloop.handoffs._history import DEFAULT_WRAPPER, nest_history
-from agentloop.items import HandoffOutput, Item
+from agentloop.items import Item
 from agentloop.records import HandedOff, HistoryReplaced
 
 MAPPER = "handoff_history_mapper"
@@ -53,7 +54,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     run.tree.log.append(handed)
     if shown is not None:
         reason, items = shown
-        keep = _count_same(run.state.history, items)
+        keep = count_same(run.state.history, items)
         run.tree.log.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
     await run.call_hooks("handoff_out", source, target, of=source)
     await run.call_hooks("handoff_in", target, source)
@@ -123,14 +124,3 @@ def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
         new_items=(*state.history[turn:], *answers),
         context=run.context,
     )
-
-
-def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
-    """Return the length of the common beginning: these items stay, and the record needn't hold them again."""
-    count = 0
-    for old, new in zip(history, items, strict=False):
-        # The answers to the handoff were made twice. Another equal item may differ in its secrets.
-        if old is not new and not (isinstance(new, HandoffOutput) and old == new):
-            break
-        count += 1
-    return count

@@ -59,12 +59,6 @@ def find_kept(items: Sequence[Item], task: Item | None = None) -> frozenset[int]
     return frozenset(map(id, [*given[:1], *given[-1:], *(one for one in given if one.pinned or one == task)]))
 
 
-def count_same(before: Sequence[Item], after: Sequence[Item]) -> int:
-    """Return the length of the common beginning: these items stay, and no record need hold them again."""
-    pairs = enumerate(zip(before, after, strict=False))
-    return next((at for at, (old, new) in pairs if old is not new), min(len(before), len(after)))
-
-
 def find_fault(before: Sequence[Item], after: Sequence[Item]) -> str | None:
     """Return what is wrong with *after*, made of the history *before*; None if a model can be shown it.
 
