@@ -107,24 +107,25 @@ def _make_guardrail(validator: Callback) -> OutputGuardrail:
 
 
 class Judge(Value, frozen=True):
-    """An input guardrail that still has to judge: its index in declaration order, and among those of its name."""
+    """An input guardrail: its index in declaration order, and among those of its name."""
 
     index: int
     nth: int
     guardrail: InputGuardrail
 
 
+def _list_judges(run: LiveRun) -> list[Judge]:
+    guards = input_guardrails(run)
+    keys = number_names(guard.name for guard in guards)
+    return [Judge(index, nth, one) for index, (one, (_, nth)) in enumerate(zip(guards, keys, strict=True))]
+
+
 def guards_missing(run: LiveRun) -> list[Judge]:
     """Return the guardrails that have not passed the input yet; none if the input was accepted, by any guardrails."""
-    state, guards = run.state, input_guardrails(run)
-    if state.input_accepted or not guards:
+    state = run.state
+    if state.input_accepted:
         return []
-    keys = number_names(guard.name for guard in guards)
-    return [
-        Judge(index, keys[index][1], one)
-        for index, one in enumerate(guards)
-        if keys[index] not in state.input_guards_passed
-    ]
+    return [one for one in _list_judges(run) if (one.guardrail.name, one.nth) not in state.input_guards_passed]
 
 
 async def judge_added_input(run: LiveRun, added: AddedInput) -> None:
@@ -134,12 +135,7 @@ async def judge_added_input(run: LiveRun, added: AddedInput) -> None:
         InputGuardrailTripwireTriggered: by the first that trips; the others have ended.
         Exception: the error of a guardrail; the others have ended, too.
     """
-    guards = input_guardrails(run)
-    keys = number_names(guard.name for guard in guards)
-    judges = [
-        _make_input_judge(run, Judge(index, keys[index][1], one), added.items, added.id)
-        for index, one in enumerate(guards)
-    ]
+    judges = [_make_input_judge(run, judge, added.items, added.id) for judge in _list_judges(run)]
     await beside(judges, "agentloop guardrail")
 
 
@@ -164,8 +160,8 @@ def _make_input_judge(
 
 
 @uninterrupted
-async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None]]) -> None:
-    """Run the guardrails that haven't passed the input yet, and call the model.
+async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None]] | None) -> None:
+    """Run the guardrails that haven't passed the input yet, and call the model, unless it has answered (None).
 
     The blocking guardrails come first, all at once; the others run beside the call.
 
@@ -209,11 +205,7 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
 async def guard_answered_turn(run: LiveRun) -> None:
     """Run the guardrails that haven't passed the input, in a resumed run whose model has answered already."""
     if guards_missing(run):
-        await guard_model_call(run, _do_nothing)
-
-
-async def _do_nothing() -> None:
-    """Do nothing: the model has answered."""
+        await guard_model_call(run, None)
 
 
 async def judge_final_output(run: LiveRun, output: Any, *, withholds: bool, may_ask: bool) -> str:
