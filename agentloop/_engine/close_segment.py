@@ -217,8 +217,7 @@ async def _close_tree(run: LiveRun, failed: BaseException | None, errors: list[B
         from agentloop._engine.sandbox import leave_sandbox
 
         over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
-        durable = log.journal is None or log.journal.error is None
-        failed = _choose_graver(failed, await leave_sandbox(run, run.sandbox, over=over and durable))
+        failed = _choose_graver(failed, await leave_sandbox(run, run.sandbox, over=over and log.journal_error is None))
     if not any(error is log.instrument_error for error in errors):
         failed = _choose_graver(failed, log.instrument_error)
     return failed

@@ -145,9 +145,8 @@ def _end_by(captured: Captured) -> FinishedRun:
 
 def _find_cut_reason(run: LiveRun, timeout: float | None) -> BaseException:
     """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
-    journal = run.tree.log.journal
-    if journal is not None and journal.error is not None:
-        return journal.error
+    if (error := run.tree.log.journal_error) is not None:
+        return error
     assert timeout is not None
     record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
     run.stopped_by = RunTimeoutError(timeout)

@@ -5,16 +5,13 @@ Asked when a scope around the run's code is cancelled; which of its calls that c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anyio
 
 from agentloop._concurrency.backend import cancelled_outside, enclosing_cancelled, loop_is_left
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.records import CancelRequested, DeadlinePassed
-
-if TYPE_CHECKING:
-    from agentloop._engine.runtime.journal_writer import JournalWriter
 
 
 def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
@@ -26,7 +23,7 @@ def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
     if run.ended_by is None:
         scope = _find_cancelled_scope(run)
         by_deadline = scope is not None and not _is_cancelled_outside(scope)
-        run.ended_by = "deadline" if by_deadline and not _has_failed(run.tree.log.journal) else "parent"
+        run.ended_by = "deadline" if by_deadline and run.tree.log.journal_error is None else "parent"
     return run.ended_by
 
 
@@ -40,17 +37,13 @@ def record_end(run: LiveRun) -> None:
     if run.end_recorded == "parent" or run.state.started is None or run.state.ended is not None:
         return
     enclosing_cancelled()  # a cancellation of the holder reaches the scopes of bare tasks where it is asked for
-    journal, scope, limit = run.tree.log.journal, run.scope, run.limit_scope
+    log, scope, limit = run.tree.log, run.scope, run.limit_scope
     if loop_is_left() or (scope is not None and (scope.cancel_called or cancelled_outside(scope))):
         run.end_recorded = "parent"
-        run.tree.log.append(CancelRequested(*run.here()))
-    elif run.end_recorded is None and limit is not None and limit.cancel_called and not _has_failed(journal):
+        log.append(CancelRequested(*run.here()))
+    elif run.end_recorded is None and limit is not None and limit.cancel_called and log.journal_error is None:
         run.end_recorded = "deadline"
-        run.tree.log.append(DeadlinePassed(*run.here()))
-
-
-def _has_failed(journal: JournalWriter | None) -> bool:
-    return journal is not None and journal.error is not None
+        log.append(DeadlinePassed(*run.here()))
 
 
 async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:

@@ -56,6 +56,11 @@ class Log:
         self.instrument_error = self.on_instrument_error = None
         self.listeners = self._warned = self._followers = ()
 
+    @property
+    def journal_error(self) -> BaseException | None:
+        """The reason why the journal gets no further record; None while it works, and where there is none."""
+        return None if self.journal is None else self.journal.error
+
     def append(self, record: Record) -> None:
         """Append *record*: fold it, then pass it to the followers. Never waits.
 
