@@ -30,13 +30,12 @@ from agentloop._core.history import count_same
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
-from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
+from agentloop._engine.runtime.live_run import LiveRun, RunSettings
 from agentloop._engine.runtime.session_progress import SessionProgress, digest_item
 from agentloop._storage.incoming import check_items
 from agentloop.abc import ReplaceableSession
 from agentloop.agents import Agent, implicit_settings
 from agentloop.config import HistorySettings, ModelInputData, RunConfig
-from agentloop.context import RunContext
 from agentloop.exceptions import (
     ContextTooLong,
     JournalError,
@@ -379,18 +378,7 @@ def _make_summary_run(run: LiveRun, view: TurnView, step: Summarize, transcript:
 
     own: RunConfig = attrs.evolve(config, history=HistorySettings(call_model_input_filter=show))
     fold = state.nested.get(call_id) or state.nest(call_id, config.json_limits)
-    services = RunServicesView(fold.path, run.tree.log.state, run.resources, run.tree.shared_resources)
-    nested = LiveRun(
-        tree=run.tree,
-        settings=RunSettings(
-            config=own, around=run.settings, budget=run.settings.budget, redacts_errors=run.settings.redacts_errors
-        ),
-        state=fold,
-        agent=Agent(run.agent.name),
-        context=RunContext(context=run.context.context, run_id=f"{run.context.run_id}/{call_id}", _run=services),
-        resources=run.resources,
-        parent=run,
+    settings = RunSettings(
+        config=own, around=run.settings, budget=run.settings.budget, redacts_errors=run.settings.redacts_errors
     )
-    run.tree.children = run.tree.children or {}
-    run.tree.children[nested.path] = nested
-    return nested
+    return run.make_nested(fold, settings, Agent(run.agent.name), run.resources)

@@ -27,7 +27,7 @@ from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.event_buffer import EventBuffer
-from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
+from agentloop._engine.runtime.live_run import LiveRun, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.start import RunSegment
@@ -35,7 +35,7 @@ from agentloop._storage.incoming import check_items
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
-from agentloop.context import Callback, RunContext
+from agentloop.context import Callback
 from agentloop.exceptions import EarlierFailure, StateError, UserError
 from agentloop.items import Item, ToolCall, to_items
 from agentloop.tools import AgentCall
@@ -193,10 +193,7 @@ def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | 
 
 def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
     """Return the nested run of *call*: it shares the log and the effects of *outer*, and has its own state."""
-    call_id = call.call_id
-    state = outer.state.nested.get(call_id)
-    if state is None:
-        state = outer.state.nest(call_id, config.json_limits)
+    state = outer.state.nested.get(call.call_id) or outer.state.nest(call.call_id, config.json_limits)
     agent = body.agent if state.started is None else outer.tree.graph.get(state.agent)
     # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
@@ -209,22 +206,4 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         redacts_errors=outer.redacts_errors_of(call),
     )
-    resources = Resources(outer.resources)
-    run = LiveRun(
-        tree=outer.tree,
-        settings=settings,
-        state=state,
-        agent=agent,
-        context=RunContext(
-            context=outer.context.context,
-            run_id=f"{outer.context.run_id}/{call_id}",
-            _run=RunServicesView(
-                state.path, outer.tree.log.state, resources, outer.tree.shared_resources, outer.context._run.sandbox
-            ),
-        ),
-        resources=resources,
-        parent=outer,
-    )
-    outer.tree.children = outer.tree.children or {}
-    outer.tree.children[run.path] = run
-    return run
+    return outer.make_nested(state, settings, agent, Resources(outer.resources))

@@ -557,6 +557,18 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         run = self.tree.children.get(path) if path else self
         return run.agent if run is not None else None
 
+    def make_nested(self, state: RunFold, settings: RunSettings, agent: Agent[Any, Any], own: Resources) -> LiveRun:
+        """Return the run of *state*, nested in this one: it shares the log and the effects. *own* are its resources."""
+        tree, outer = self.tree, self.context
+        view = RunServicesView(state.path, tree.log.state, own, tree.shared_resources, outer._run.sandbox)
+        context = RunContext(context=outer.context, run_id=f"{outer.run_id}/{state.path[-1]}", _run=view)
+        nested = LiveRun(
+            tree=tree, settings=settings, state=state, agent=agent, context=context, resources=own, parent=self
+        )
+        tree.children = tree.children or {}
+        tree.children[nested.path] = nested
+        return nested
+
     def begin(self, record: RunStarted | RunResumed) -> None:
         """Append *record*, the first of this run segment."""
         self.tree.log.append(record)
