@@ -254,8 +254,11 @@ class Admission:
             else:
                 return started
 
-    def next_room(self, now: float) -> float:
-        """Return the time at which a ticket may start although no token was given back; infinity if there is none."""
+    def next_room(self) -> float:
+        """Return the time at which a ticket may start although no token was given back; infinity if there is none.
+
+        As of the last `admit`: at a later time, a limit that got room in between would not count as waited for.
+        """
         while self._due:
             when, _, line = self._due[0]
             if line.first() is not None:

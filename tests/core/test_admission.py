@@ -202,7 +202,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def nothing_starts_before_the_next_room(self) -> None:
         """After an admission, time alone changes nothing before the moment that is said."""
         self.admit()
-        at = self.rule.next_room(self.now)
+        at = self.rule.next_room()
         assert at > self.now
         just_before = math.nextafter(min(at, self.now + 1000), -math.inf)
         assert self.rule.admit(just_before) == []
@@ -234,7 +234,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if self.running:
                 self.end_calls(list(self.running))
             else:
-                at = self.rule.next_room(self.now)
+                at = self.rule.next_room()
                 assert math.isfinite(at), "everyone has ended, and still somebody waits for a token"
                 self.now = at
         assert not self.model.waiting
@@ -335,7 +335,7 @@ def test_a_ticket_without_limits_starts_at_once() -> None:
     """The ticket starts at once, and an empty queue starts no ticket."""
     admission = Admission()
     assert admission.admit(0) == []
-    assert admission.next_room(0) == math.inf
+    assert admission.next_room() == math.inf
     [ticket] = tickets(admission, ())
     assert admission.admit(0) == [ticket]
     assert len(admission) == 0
@@ -514,18 +514,18 @@ def test_the_next_room_is_when_all_rates_have_room() -> None:
     slow, fast, narrow = Rate(1, 10), Rate(1, 3), Capacity(1)
     _, second = tickets(admission, (slow, fast, narrow), (slow, fast))
     assert len(admission.admit(0)) == 1
-    assert admission.next_room(0) == 10
+    assert admission.next_room() == 10
     admission.add(Ticket((fast,)))
     assert admission.admit(0) == []
-    assert admission.next_room(0) == 3
+    assert admission.next_room() == 3
     assert len(admission.admit(3)) == 1
     admission.withdraw([second])
     tickets(admission, (slow, narrow))
     assert admission.admit(4) == []
-    assert admission.next_room(4) == math.inf
+    assert admission.next_room() == math.inf
     narrow.give()
     assert admission.admit(4) == []
-    assert admission.next_room(4) == 10
+    assert admission.next_room() == 10
 
 
 def test_a_spent_ticket_that_is_withdrawn_gives_its_kept_token_to_the_next() -> None:

@@ -93,7 +93,6 @@ class Dispatcher(_TicketQueue):
         self._now = now or anyio.current_time
         self._busy = False
         self._again = False
-        self._looked_at = 0.0
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
         """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time only."""
 
@@ -132,8 +131,7 @@ class Dispatcher(_TicketQueue):
         try:
             while len(self.admission):
                 self._again = False
-                self._looked_at = self._now()
-                for ticket in self.admission.admit(self._looked_at):
+                for ticket in self.admission.admit(self._now()):
                     ticket.owner.start()
                 if not self._again:
                     break
@@ -159,12 +157,8 @@ class Dispatcher(_TicketQueue):
             next(iter(self.sleepers))(room)
 
     def next_room(self) -> float:
-        """Return the time at which a call may start without a give-back; infinity if never.
-
-        Computed as of the last `pump`: at a later time, a limit that got room in between would not count as waited for,
-        and no owner would wake for it.
-        """
-        return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf
+        """Return the time at which a call may start without a give-back, as of the last `pump`; infinity if never."""
+        return self.admission.next_room() if len(self.admission) else math.inf
 
 
 class CapQueue(_TicketQueue):
