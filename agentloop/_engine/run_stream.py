@@ -348,7 +348,7 @@ class RunStream(Block, Generic[OutputT]):
         """
         from agentloop._engine.inbox import give, put_input
 
-        live = self._find_inbox()
+        live = self._get_entered()
         return await give(live, partial(put_input, live, input, when, id, by))
 
     @uninterrupted
@@ -361,13 +361,8 @@ class RunStream(Block, Generic[OutputT]):
         """
         from agentloop._engine.inbox import give, withdraw_input
 
-        live = self._find_inbox()
+        live = self._get_entered()
         await give(live, partial(withdraw_input, live, id, by))
-
-    def _find_inbox(self) -> LiveRun:
-        if self._nursery is None:
-            raise UserError("the run has not started: enter the block first")
-        return self._live
 
     @uninterrupted
     async def answer(
@@ -463,6 +458,16 @@ class RunStream(Block, Generic[OutputT]):
 
     # -- the run so far
 
+    def _get_entered(self) -> LiveRun:
+        """Return the run, which has begun.
+
+        Raises:
+            UserError: it hasn't.
+        """
+        if self._nursery is None:
+            raise UserError("the run has not started: enter the block first")
+        return self._live
+
     @property
     def is_complete(self) -> bool:
         """True once the run has ended, in any way."""
@@ -476,9 +481,7 @@ class RunStream(Block, Generic[OutputT]):
     @property
     def current_agent(self) -> Agent[Any, Any]:
         """The agent at work."""
-        if self._nursery is None:
-            raise UserError("the run has not started")
-        return self._live.agent
+        return self._get_entered().agent
 
     @property
     def current_turn(self) -> int:
@@ -492,11 +495,9 @@ class RunStream(Block, Generic[OutputT]):
         Raises:
             UserError: before the run has started.
         """
-        if self._nursery is None:
-            raise UserError("the run has not started")
         from agentloop.state import RunState
 
-        live = self._live
+        live = self._get_entered()
         converter = live.settings.config.converter
         return RunState._of(live.tree.graph.root, live.tree.log.state, live.context.context, converter)
 
