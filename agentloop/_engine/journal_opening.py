@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.runtime.journal_writer import JournalWriter
@@ -16,23 +16,18 @@ from agentloop.records import Record, VerdictGiven
 from agentloop.state import describe_verdict
 
 
-def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun], Awaitable[None]]:
-    """Return a function that begins *journal* for a run, or continues it, and starts its writer.
+async def open_journal(journal: Journal, start: StartingPoint, run: LiveRun) -> None:
+    """Claim *journal*, begin it for *run* or continue it, and start its writer.
 
-    Raises (when called):
+    Raises:
         JournalError: the journal is another run's, or holds records that the state doesn't.
     """
-
-    async def open_journal(run: LiveRun) -> None:
-        """Claim the journal, and open it for *run*."""
-        release = claim(journal, run.tree.shared.loop_lives)
-        try:
-            await _open(journal, start, run, release)
-        except BaseException:
-            release()
-            raise
-
-    return open_journal
+    release = claim(journal, run.tree.shared.loop_lives)
+    try:
+        await _open(journal, start, run, release)
+    except BaseException:
+        release()
+        raise
 
 
 async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: Callable[[], None]) -> None:
@@ -57,13 +52,9 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
     if records:
         as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
         held_records = known.records if known is not None else ()
-        missing = _find_missing(
-            held_records,
-            await collect_in_turns(map(as_plain, held_records)),
-            await collect_in_turns(map(as_plain, records)),
-        )
-        for record in missing:
-            writer.add(records[record])
+        known_lines = await collect_in_turns(map(as_plain, held_records))
+        for number in _find_missing(held_records, known_lines, await collect_in_turns(map(as_plain, records))):
+            writer.add(records[number])
     run.tree.log.follow(journal=writer)
     run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
 

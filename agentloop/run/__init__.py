@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 from weakref import WeakSet
 
@@ -450,11 +451,11 @@ def _stream(
     if start.fold.kept_by_provider and options.get("session") is not None:
         raise UserError(_TWO_HISTORIES)
 
-    open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
+    opens: Callable[[LiveRun], Awaitable[None]] | None = None
     if journal is not None:
-        from agentloop._engine.journal_opening import journal_opener
+        from agentloop._engine.journal_opening import open_journal
 
-        open_journal = journal_opener(journal, start)
+        opens = partial(open_journal, journal, start)
     segment = RunSegment(
         items,
         options.get("max_turns", usual_turns),
@@ -462,7 +463,7 @@ def _stream(
         kept,
         start.changed,
         _trace_opener(config) if config.instruments else None,
-        open_journal,
+        opens,
     )
     return RunStream(_make_run(agent, start, context, config, options), segment, subscribe=subscribe, plain=plain)
 
