@@ -5,7 +5,7 @@ Calls the application's callables (instructions, `is_enabled`); does not request
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -150,9 +150,9 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     agent = run.agent
     declared = _list_declared(run, sourced)
     targets = [target_of(entry) for entry in agent.handoffs]
-    enabled = await _filter_enabled(run, declared)
+    enabled = await filter_enabled(run, declared)
     _check_sources(run, sourced, enabled)
-    handoffs = tuple(await _filter_enabled(run, targets))
+    handoffs = tuple(await filter_enabled(run, targets))
     by_key = _index_tools(run, enabled, handoffs)
     tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
     for body in [tool.body for tool in tools if isinstance(tool.body, PythonBody)]:
@@ -348,26 +348,22 @@ def _format_prompt(prompt: Any) -> Any:
     return [prompt.id, prompt.version, dict(prompt.variables)] if isinstance(prompt, Prompt) else None
 
 
-async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:
-    """Call `is_enabled` of every tool or handoff, all at once, and return the answers in order."""
-
-    def make_question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
-        key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
-        return lambda: run.call_callback("is_enabled", key, lambda: call_user(enabled, run.context, run.agent))
-
+async def filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT]:
+    """Return those of *tools* that are enabled, in order. All that are decided by a callable are asked at once."""
+    if all(map(_is_fixed, tools)):
+        return tools
     from agentloop._concurrency.beside import beside  # most runs have fixed tools
 
-    with_callable = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
-    questions = [make_question(tool, enabled) for tool, enabled in with_callable]
-    answers = await beside(questions, "agentloop is_enabled")
-    by_id = {id(tool): bool(answer) for (tool, _), answer in zip(with_callable, answers, strict=True)}
-    return [by_id.get(id(tool), tool.is_enabled is True) for tool in tools]
+    async def is_enabled(tool: FunctionTool | Handoff) -> Any:
+        name, asked = tool.lookup_key if isinstance(tool, FunctionTool) else tool.name, tool.is_enabled
+        assert callable(asked)
+        do = partial(call_user, asked, run.context, run.agent)
+        return await run.call_callback("is_enabled", f"{run.state.turn}:{name}", do)
 
-
-async def _filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT]:
-    if all(_is_fixed(tool) for tool in tools):
-        return tools
-    return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
+    asked = [tool for tool in tools if callable(tool.is_enabled)]
+    answers = await beside([partial(is_enabled, tool) for tool in asked], "agentloop is_enabled")
+    given = dict(zip(asked, answers, strict=True))
+    return [tool for tool in tools if given.get(tool, tool.is_enabled)]
 
 
 def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[FunctionTool]:

@@ -15,7 +15,7 @@ from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.batch import Batch
 from agentloop._engine.calls.steps import format_tool_error
-from agentloop._engine.prepare_turn import ask_enabled
+from agentloop._engine.prepare_turn import filter_enabled
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import StateError
 from agentloop.items import CallToAnswer
@@ -77,14 +77,10 @@ def _has_to_ask(run: LiveRun, plan: Plan) -> bool:
 
 async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
     """Call `is_enabled` of the called tools where it is a callable; return the keys of the disabled tools."""
-    called = {
-        id(tool): tool
-        for state in run.state.due_calls()
-        if (tool := find_called_tool(view.by_key, state.call)) is not None and not isinstance(tool.is_enabled, bool)
-    }
-    tools = list(called.values())
-    answers = await ask_enabled(run, tools)
-    return frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
+    found = [find_called_tool(view.by_key, state.call) for state in run.state.due_calls()]
+    called = dict.fromkeys(tool for tool in found if tool is not None and callable(tool.is_enabled))
+    enabled = set(await filter_enabled(run, list(called)))
+    return frozenset(tool.lookup_key for tool in called if tool not in enabled)
 
 
 async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
