@@ -385,20 +385,15 @@ def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[Functi
         for tool in each.tools:
             if tool in declared:
                 continue
-            if tool.qualified_name in own:
-                _report_shadow(run, tool.qualified_name, each.source)
+            if (name := tool.qualified_name) in own:
+                text = f"source {each.source!r} has a tool named {name!r}, as agent {run.agent.name!r} has: {_ADVICE}"
+                _report_collision(run, f"{each.source}:{name}", text, "the source's tool is left out")
             else:
                 declared[tool] = None
     return list(declared)
 
 
-def _report_shadow(run: LiveRun, name: str, source: str) -> None:
-    text = f"source {source!r} has a tool named {name!r}, as agent {run.agent.name!r} has"
-    if run.settings.config.tool_execution.name_collision_policy == "raise":
-        raise UserError(f"{text}: give the source a prefix or a namespace, or leave its tool out by a filter")
-    run.tree.warn_once(
-        f"{source}:{name}", f"{text}: the source's tool is left out. Give the source a prefix to have both"
-    )
+_ADVICE = "give the source a prefix or a namespace, or leave its tool out by a filter"
 
 
 def _check_sources(run: LiveRun, sourced: Sequence[SourcedTools], enabled: Sequence[FunctionTool]) -> None:
