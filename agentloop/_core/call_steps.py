@@ -77,10 +77,8 @@ class Limits(Value, frozen=True):
 
     def end(self, began: float, idle_since: float) -> float:
         """Return the time at which the body has to end, which began and last reported progress at these times."""
-        ends = [
-            since + seconds for since, seconds in ((began, self.whole), (idle_since, self.idle)) if seconds is not None
-        ]
-        return min(ends)
+        limits = ((began, self.whole), (idle_since, self.idle))
+        return min([since + seconds for since, seconds in limits if seconds is not None])
 
     def passed(self, idle_since: float, ended_at: float) -> float:
         """Return the seconds of the timeout that ended a body at *ended_at*, which last reported at *idle_since*."""
@@ -181,5 +179,5 @@ def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT])
     limits = None
     if tool.timeout is not None or tool.idle_timeout is not None:
         limits = Limits(tool.timeout, tool.idle_timeout)
-    after = (VALUE, FAILURE, TIMEOUT, JUDGES, STORES)
-    return CallSteps(those(BEFORE), those(STARTS), limits, *[those(rules) for rules in after])
+    failed = those(FAILURE), those(TIMEOUT)
+    return CallSteps(those(BEFORE), those(STARTS), limits, those(VALUE), *failed, those(JUDGES), those(STORES))

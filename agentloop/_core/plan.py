@@ -100,7 +100,6 @@ class Answer(Value, frozen=True):
     attempt: int = 1
 
 
-_WITH_SCHEMA = (PythonBody, AgentCall)
 Disposition: TypeAlias = Execute | Deliver | Replay | Answer | AwaitVerdict
 
 
@@ -164,7 +163,7 @@ def _fit(
         if body.check is not None and (wrong := body.check(given)) is not None:
             raise ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
     else:
-        assert isinstance(body, _WITH_SCHEMA)
+        assert isinstance(body, (PythonBody, AgentCall))
         bound = body.schema.bind(given, converter, read_strings=limits.read_strings)
     receipt = None
     if tool.idempotent:

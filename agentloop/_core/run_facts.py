@@ -270,10 +270,7 @@ class RunFacts(msgspec.Struct, eq=False):
         fold = copy(self)
         fold.records, fold.history, fold.new_items = self.records[:], self.history[:], self.new_items[:]
         fold.responses, fold.meter = self.responses[:], copy(self.meter)
-        if isinstance(self.meter.entries, list):
-            fold.meter.entries = self.meter.entries[:]
-        if isinstance(self.meter.costs, list):
-            fold.meter.costs = self.meter.costs[:]
+        fold.meter.entries, fold.meter.costs = copy(self.meter.entries), copy(self.meter.costs)
         fold.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
         fold.batch = [fold.calls[call.call.call_id] for call in self.batch] or ()
         if self.released_late is not None:
@@ -417,8 +414,7 @@ class RunFacts(msgspec.Struct, eq=False):
             for step in path[len(self.path) :]:
                 fold = fold.nested.get(step) if fold is not None else None
             if fold is not None:
-                if self._found is NO_DICT:
-                    self._found = {}
+                self._found = self._found or {}
                 self._found[path] = fold
         return fold
 

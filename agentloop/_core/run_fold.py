@@ -169,8 +169,7 @@ def _add_call(fold: RunFacts, item: ToolCall | HandoffCall) -> None:
         state = fold.calls[item.call_id] = CallState(item, fold.turn, len(fold.batch))
         fold.batch = append_to(fold.batch, state)
     else:
-        if fold.handoffs is NO_DICT:
-            fold.handoffs = {}
+        fold.handoffs = fold.handoffs or {}
         fold.handoffs[item.call_id] = item
         fold.handoffs_due = append_to(fold.handoffs_due, item)
 
@@ -310,8 +309,7 @@ def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
             fold.sticky = {key: one for key, one in fold.sticky.items() if one is not earlier}
         call.verdict = record
         if record.always:
-            if fold.sticky is NO_DICT:
-                fold.sticky = {}
+            fold.sticky = fold.sticky or {}
             fold.sticky[record.agent, record.tool, record.definition] = record
 
 
@@ -326,8 +324,7 @@ def _call_answered(fold: RunFacts, record: r.CallAnswered) -> None:
 
 def _cancel_requested(fold: RunFacts, record: r.CancelRequested) -> None:
     if record.call_id in fold.calls:
-        if fold.cancel_requests is NO_DICT:
-            fold.cancel_requests = {}
+        fold.cancel_requests = fold.cancel_requests or {}
         fold.cancel_requests.setdefault(record.call_id, record)
 
 
@@ -354,8 +351,7 @@ def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:
 def _note_receipt(fold: RunFacts, record: r.CallSettled, receipt: str) -> None:
     """Note that equal calls get the output of this call, unless it was stored as a digest."""
     if not isinstance(record.outcome.output, WithheldText):
-        if fold.receipts is NO_DICT:
-            fold.receipts = {}
+        fold.receipts = fold.receipts or {}
         fold.receipts.setdefault(receipt, record.call_id)
 
 
