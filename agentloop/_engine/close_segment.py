@@ -45,6 +45,11 @@ class FinishedRun(Value, frozen=True):
     error: BaseException | None = None
     stop_reason: str | None = None
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of a segment that has failed; None for any other end."""
+        return self.error if self.status == "failed" else None
+
 
 async def save(run: LiveRun) -> None:
     """Write the items that the run has added to its session, if it has one. Shielded up to the cleanup deadline."""
@@ -122,9 +127,9 @@ async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | No
     if run.find_hooks("run_end"):
         errors += await _attempt(partial(_call_end_hooks, run, _end_so_far(given, errors)))
     ended, others = _choose_end(run, given, errors)
-    failed = ended.error if ended.status == "failed" else None
+    failed = ended.failure
     if run.has_begun:
-        run.tree.log.append(_make_record(run, ended, failed, others, turn_ended_at))
+        run.tree.log.append(_make_record(run, ended, others, turn_ended_at))
     run.stopped_by = None  # its traceback holds frames that hold the run
     if run.parent is None:
         failed = await _close_tree(run, failed, errors)
@@ -134,17 +139,15 @@ async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | No
     return failed
 
 
-def _make_record(
-    run: LiveRun, ended: FinishedRun, failed: BaseException | None, others: list[str], turn_ended_at: float | None
-) -> RunEnded:
+def _make_record(run: LiveRun, ended: FinishedRun, others: list[str], turn_ended_at: float | None) -> RunEnded:
     return RunEnded(
         *run.here(),
         ended.status,
         final_output=ended.output,
         stop_reason=ended.stop_reason,
-        error=None if failed is None else error_summary(failed),
+        error=None if ended.failure is None else error_summary(ended.failure),
         details={"also_failed": others} if others else None,
-        resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
+        resumable=_is_resumable(run, ended),
         turn_ended_at=turn_ended_at,
     )
 
@@ -170,8 +173,7 @@ def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
 
 
 async def _call_end_hooks(run: LiveRun, ended: FinishedRun) -> None:
-    error = None if ended.status == "cancelled" else ended.error
-    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
+    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=ended.failure)
     with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
         await run.call_hooks("run_end", outcome)
 
@@ -186,17 +188,18 @@ def _choose_end(run: LiveRun, given: FinishedRun, errors: list[BaseException]) -
     if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
         errors.append(broken)
     ended = _prefer_fatal(_end_so_far(given, errors), errors)
-    failed = ended.error if ended.status == "failed" else None
-    for error in errors if failed is None else (*errors, failed):
+    for error in errors if ended.failure is None else (*errors, ended.failure):
         run.redact_error(error)
-    return ended, [error_summary(error) for error in errors if error is not failed]
+    return ended, [error_summary(error) for error in errors if error is not ended.failure]
 
 
 def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
     """Return *ended*, or a failure by the first fatal one of *errors*; the error that it replaces joins them."""
     fatal = next(filter(is_fatal, errors), None)
-    failed = ended.error if ended.status == "failed" else None
-    if fatal is None or (failed is not None and is_fatal(failed)):
+    if fatal is None:
+        return ended
+    failed = ended.failure
+    if failed is not None and is_fatal(failed):
         return ended
     if failed is not None and not any(error is failed for error in errors):
         errors.append(failed)
@@ -223,11 +226,11 @@ async def _close_tree(run: LiveRun, failed: BaseException | None, errors: list[B
     return failed
 
 
-def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
+def _is_resumable(run: LiveRun, ended: FinishedRun) -> bool:
     """Tell whether another run segment may follow: never past a call that failed, however else this one ended."""
-    if run.state.unreported_failure is not None:
+    if ended.status == "completed" or run.state.unreported_failure is not None:
         return False
-    return status in GOES_ON or (failed is not None and failed is run.stopped_by)
+    return ended.status in GOES_ON or (ended.failure is not None and ended.failure is run.stopped_by)
 
 
 def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
