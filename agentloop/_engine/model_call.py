@@ -87,8 +87,7 @@ async def call_model(run: LiveRun, view: TurnView, *, again: bool = False) -> No
         else:
             from agentloop._engine.worst_case import within_worst_case
 
-            answer = await within_worst_case(_request_response, run, view, request, price)
-            response, first_delta_at = answer
+            response, first_delta_at = await within_worst_case(_request_response, run, view, request, price)
     except ModelTransportError as error:
         policy = run.settings.config.context or run.agent.context
         if policy is None or not error.context_too_long:
@@ -101,8 +100,7 @@ async def call_model(run: LiveRun, view: TurnView, *, again: bool = False) -> No
     if items is not response.items:
         response = response.replace(items=items)
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, price, view, response)
-    path, turn, at = run.state.path, run.state.turn, run.tree.log.wall()
-    run.tree.log.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
+    run.tree.log.append(ModelResponded(*run.here(), response, cost=cost, first_delta_at=first_delta_at))
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
     await run.call_hooks("llm_end", run.agent, response)
@@ -137,7 +135,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         digest = _digest_request(run, view, request)
         state, asked_anew = run.state, None if asked == run.state.model else asked
         perform: Callable[[Any], Awaitable[Any]] = run.tree.effects.perform
-        requested = ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew)
+        requested = ModelRequested(*run.here(), digest, attempt.number, asked_anew)
         if limits:
             from agentloop._engine.model_limits import ModelPlace
 

@@ -83,9 +83,8 @@ async def save_items(
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
     with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
         if run.tree.log.journal is not None:
-            await (
-                run.tree.log.journal.durable()
-            )  # else, after a crash, the session could hold an output that the log lacks
+            # Else, after a crash, the session could hold an output that the log lacks.
+            await run.tree.log.journal.durable()
         await _write(run, progress, items)
 
 

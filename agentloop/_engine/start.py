@@ -86,8 +86,7 @@ async def _begin(run: LiveRun, segment: RunSegment, given: tuple[Item, ...], tra
         run.context.run_id = await run.tree.effects.perform(NewId())
     key = run.tree.graph.key(run.agent)  # here, so that an agent with wrong parts fails the run
     traced: dict[str, Any] = {} if trace is None else _open_trace(run, trace)
-    at, run_id = run.tree.log.wall(), run.context.run_id
-    started = RunStarted(run.state.path, 0, at, run_id, key, given, segment.max_turns, **traced)
+    started = RunStarted(*run.here(), run.context.run_id, key, given, segment.max_turns, **traced)
     if run.parent is None and (owner := run.settings.config.owner) is not None:
         started = started.replace(owner=owner)
     if (kept := segment.kept) is not None:
