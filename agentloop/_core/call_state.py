@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -50,16 +51,13 @@ def is_search(call: CallState) -> bool:
     return call.outcome is not None and call.outcome.found is not None
 
 
+_get_subject = attrgetter("path", "call_id", "agent", "tool", "definition", "digest")
+"""Returns what a verdict, or the request for one, is about."""
+
+
 def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
     """Tell whether *verdict* was given for exactly this *request*: same path, call, agent, tool and arguments."""
-    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.definition, verdict.digest) == (
-        request.path,
-        request.call_id,
-        request.agent,
-        request.tool,
-        request.definition,
-        request.digest,
-    )
+    return bool(_get_subject(verdict) == _get_subject(request))
 
 
 def make_question(call: CallState, asked: r.AnswerRequested) -> CallToAnswer:

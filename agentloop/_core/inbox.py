@@ -19,6 +19,7 @@ An answer that would have ended the run is judged as usual before the run looks 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Literal
 
 from agentloop import records as r
@@ -120,10 +121,8 @@ def _check_open(state: RunFold, *, live: bool) -> None:
 
 
 def _name_input(state: RunFold) -> str:
-    number = len(state.inputs) + 1
-    while f"input_{number}" in state.inputs:
-        number += 1
-    return f"input_{number}"
+    names = (f"input_{number}" for number in count(len(state.inputs) + 1))
+    return next(name for name in names if name not in state.inputs)
 
 
 def make_withdrawal(state: RunFold, input_id: str, by: str | None, at: float) -> r.InputWithdrawn:

@@ -110,8 +110,7 @@ def _check_answer_of(call: CallState) -> None:
 def _check_identities(state: RunFold) -> None:
     if state.call_without_id is not None:
         raise ModelBehaviorError(f"The model called tool {state.call_without_id.name!r} without a call id")
-    if state.conflict is not None:
-        conflict = state.conflict
+    if (conflict := state.conflict) is not None:
         raise ModelBehaviorError(
             f"The model used call id {conflict.call_id!r} again for another call (tool {conflict.name!r}): an id names "
             "one tool with one set of arguments for the whole run"
