@@ -105,10 +105,9 @@ def next_delay(
     *,
     approved: bool | None,
     random: float,
-    streamed: bool,
     left: float | None,
 ) -> float | None:
-    """Return the seconds to wait before the next attempt, or None if the error is final.
+    """Return the seconds to wait before the next attempt, which `may_retry` allows; None if the error is final.
 
     A provider's Retry-After is the minimum of the wait, also beyond `max_delay`. A wait that leaves no time for the
     attempt makes the error final at once.
@@ -118,11 +117,8 @@ def next_delay(
         context: The failed attempt. Attempts count from 1.
         approved: The answer of `settings.policy`; None without a policy: then the advice decides.
         random: From 0 up to 1.
-        streamed: True if the caller saw a part of the response.
         left: Seconds until the nearest deadline; None = no deadline.
     """
-    if not may_retry(settings, context, streamed=streamed):
-        return None
     if not (context.advice.retryable if approved is None else approved):
         return None
     delay = _backoff(settings, context.attempt, random)

@@ -247,7 +247,6 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
         context,
         approved=approved,
         random=await run.random("retry", f"{request.turn}:{attempt.number}"),
-        streamed=attempt.streamed,
         left=seconds_to_deadline(),
     )
 

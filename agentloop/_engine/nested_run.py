@@ -94,8 +94,7 @@ async def _pauses(run: LiveRun, outer: LiveRun, call: ToolCall, arguments: Argum
         # batch have settled the outer run stops as the nested one did.
         outer.stopped_by = error
         return True
-    paused: bool = over.status == "interrupted"
-    return paused
+    return bool(over.status == "interrupted")
 
 
 def _goes_on_elsewhere(run: LiveRun) -> bool:

@@ -174,7 +174,8 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
 def _make_view(run: LiveRun, tools: tuple[FunctionTool, ...], handoffs: tuple[Handoff, ...], **by_key: Any) -> TurnView:
     """Return the view of the agent at work with the enabled *tools* and *handoffs*, and with the maps *by_key*."""
     agent, config = run.agent, run.settings.config
-    given, prompt, model, output = _find_instructions(run), agent.prompt, _find_model(run), agent._typed_output()
+    given, prompt, output = _find_instructions(run), agent.prompt, agent._typed_output()
+    model = _find_model(agent, config)
     made = TurnView(
         agent=agent.name,
         model=model if getattr(type(model), "is_open", None) is _ALWAYS_OPEN else None,
@@ -440,15 +441,14 @@ _ALWAYS_OPEN = vars(Model)["is_open"]
 """The protocol's own property, which a model inherits that is always open: it needn't be asked in each turn."""
 
 
-def _find_model(run: LiveRun) -> Any:
-    """Return what the model of the agent at work is given as."""
-    config = run.settings.config
-    return run.agent.model if config.model is None else config.model
+def _find_model(agent: Agent[Any, Any], config: RunConfig) -> Any:
+    """Return what the model of *agent* is given as."""
+    return agent.model if config.model is None else config.model
 
 
 async def _open_model(run: LiveRun) -> Any:
     """Return the model of the agent at work, opened."""
-    given = _find_model(run)
+    given = _find_model(run.agent, run.settings.config)
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
     if Model in type(given).__mro__ and given.is_open:
         return given
@@ -496,7 +496,7 @@ def _list_models(
     fold: RunFold, agent: Agent[Any, Any], config: RunConfig, graph: AgentGraph
 ) -> Iterator[tuple[Agent[Any, Any], Any]]:
     """Yield the agent at work and what its model is given as, of the run of *fold* and of nested runs that continue."""
-    yield agent, agent.model if config.model is None else config.model
+    yield agent, _find_model(agent, config)
     tools = {tool.lookup_key: tool for tool in agent.functions}
     for call in fold.due_calls() if fold.batch_open else ():
         nested, tool = fold.nested.get(call.call.call_id), find_called_tool(tools, call.call)

@@ -35,7 +35,9 @@ def delay_after(
 ) -> float | None:
     """Return the delay after *error* by its own advice."""
     context = RetryContext(error=error, attempt=attempt, advice=retry_advice(error, stateful=stateful))
-    return next_delay(settings, context, approved=approved, random=random, streamed=streamed, left=left)
+    if not may_retry(settings, context, streamed=streamed):
+        return None
+    return next_delay(settings, context, approved=approved, random=random, left=left)
 
 
 # ---------------------------------------------------------------------------------------------- advice
