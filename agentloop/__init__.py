@@ -60,7 +60,7 @@ from agentloop.guardrails import (
 )
 from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
-from agentloop.limits import Capacity, Rate, TokenRate
+from agentloop.limits import Capacity, Rate, TokenRate, ToolExecution
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
@@ -76,7 +76,6 @@ from agentloop.settings import (
     RetryContext,
     SessionSettings,
     ToolErrorArgs,
-    ToolExecution,
 )
 from agentloop.spans import RunOpening, Span, Trace, current_span, trace
 from agentloop.tools import (

@@ -23,15 +23,9 @@ from agentloop.context import SandboxProvider
 from agentloop.guardrails import BlockedMessage, BlockedOutputArgs, InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
-from agentloop.limits import Capacity, Limit, Rate, TokenRate
+from agentloop.limits import Capacity, Limit, Rate, TokenRate, ToolExecution
 from agentloop.policies import Policy
-from agentloop.settings import (
-    JsonLimits,
-    ModelSettings,
-    SessionSettings,
-    ToolErrorFormatter,
-    ToolExecution,
-)
+from agentloop.settings import JsonLimits, ModelSettings, SessionSettings, ToolErrorFormatter
 from agentloop.usage import RequestUsage
 
 if TYPE_CHECKING:

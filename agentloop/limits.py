@@ -5,7 +5,7 @@ and `take`; an admitted call calls `begin` and `give`. A limit is bound to the e
 thread-safe: a use from a second loop while the first is alive raises `UserError`. Does not know about tasks or clocks:
 the time is an argument.
 
-What bounds calls without a limit of yours are the defaults of `ToolExecution` (`agentloop/settings.py`).
+What bounds calls without a limit of yours are the defaults of `ToolExecution`, the first class here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,70 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import msgspec
 
-from agentloop._common.checks import NAMES, check, check_count, check_seconds
+from agentloop._common.checks import (
+    FIELDS,
+    NAMES,
+    check,
+    check_count,
+    check_seconds,
+    optional,
+    read_collision_word,
+    read_not_found_word,
+)
 from agentloop._common.errors import UserError, UserTypeError
-from agentloop._common.values import Value
+from agentloop._common.misplaced import takes_options
+from agentloop._common.values import ByFields, Value
+from agentloop.settings import ToolErrorFormatter
+
+
+@takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class ToolExecution(ByFields):
+    """Settings of the execution of tool calls in a run.
+
+    Example:
+        from agentloop import RunConfig, ToolExecution
+
+        config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=4, max_output_chars=10_000))
+        print(config.tool_execution.max_function_tool_concurrency)  # 4
+    """
+
+    max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
+    """The number of bodies in flight in one turn; None = no limit."""
+    max_calls_per_turn: int | None = attrs.field(default=1000, validator=optional(NAMES.count()))
+    """The number of calls of one response that may run; the others receive a refusal as output. None = no limit."""
+    queue_timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
+    """Seconds that a call may wait to start before it is skipped; None = no limit."""
+    pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=FIELDS.flag())
+    cleanup_grace: float = attrs.field(default=5.0, validator=NAMES.seconds(zero=True))
+    """Seconds for all cleanup together, from the moment a run is being cancelled."""
+    max_output_chars: int | None = attrs.field(default=32_000, validator=optional(NAMES.count()))
+    max_threads: int = attrs.field(default=32, validator=NAMES.count())
+    mode: Literal["concurrent", "sequential"] | None = attrs.field(
+        default=None, validator=FIELDS.one_of(None, "concurrent", "sequential")
+    )
+    """None: the agent's `tool_execution`."""
+    not_found_behavior: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_not_found_word, validator=FIELDS.one_of("tell_model", "raise")
+    )
+    """The model calls a tool that doesn't exist: tell it, with the name that it may have meant, or end the run."""
+    name_collision_policy: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_collision_word, validator=FIELDS.one_of("tell_model", "raise")
+    )
+    """Two enabled tools have one name: tell the model of the last one and log a warning, or raise `UserError`. A tool
+    of a source never wins over a tool of the agent: with `"tell_model"` it is left out. Two sources with tools of one
+    name are a `UserError` either way."""
+    error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    """`(ToolErrorArgs) -> str | None` writes the text that the model receives in place of an output: of a call that is
+    answered without running, or whose tool raised. None from it leaves the library's text."""
+    loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))
+    """The number of equal calls with equal results, in a row, after which the model receives a warning; the next one
+    ends the run. None = no detection."""
 
 
 class Limit:

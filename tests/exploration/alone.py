@@ -42,9 +42,8 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
-from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.limits import Capacity, Limit, OrderedCapacity, ToolExecution
 from agentloop.run import Runner
-from agentloop.settings import ToolExecution
 from agentloop.state import RunState
 from agentloop.testing.conformance import JournalConformance
 from agentloop.testing.scripted import ScriptedModel, call, say

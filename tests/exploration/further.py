@@ -23,9 +23,9 @@ from agentloop.config import RunConfig
 from agentloop.guardrails import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
+from agentloop.limits import ToolExecution
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
-from agentloop.settings import ToolExecution
 from agentloop.testing.invariants._observation import Observation, ObservedLog
 from agentloop.testing.scripted import say
 from agentloop.testing.simulation._faults import Returns

@@ -16,8 +16,9 @@ import attrs
 
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError
+from agentloop.limits import ToolExecution
 from agentloop.model_events import ReasoningDelta, ResponseStarted
-from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
+from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing.scripted import call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation._faults import CancelsItself, FailsInCleanup, Nests, Raises, Returns, Swallows
 from agentloop.testing.simulation.generated import FAULTY_ARGUMENTS, Chance

@@ -37,11 +37,11 @@ from agentloop.events import CallSettled
 from agentloop.exceptions import AgentLoopError, ToolCallError, ToolCancelledError
 from agentloop.handoffs import handoff, target_of
 from agentloop.items import AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, UserMessage
-from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.limits import Capacity, Limit, OrderedCapacity, ToolExecution
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
-from agentloop.settings import JsonLimits, ModelSettings, ToolExecution
+from agentloop.settings import JsonLimits, ModelSettings
 from agentloop.testing.invariants._invariant import Invariant, format_records, judge
 from agentloop.testing.invariants._observation import (
     Cancellation,

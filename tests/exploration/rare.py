@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.settings import ToolExecution
+from agentloop.limits import ToolExecution
 from agentloop.testing.scripted import Step, call, say
 from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.event_loop import BACKENDS

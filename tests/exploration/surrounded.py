@@ -20,8 +20,9 @@ from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, HostedToolCall, Item, Reasoning, ToolCall, ToolOutput, UserMessage
+from agentloop.limits import ToolExecution
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
-from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
+from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.event_loop import BACKENDS

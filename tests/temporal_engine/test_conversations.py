@@ -22,8 +22,8 @@ from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, tool
 from agentloop.items import ToolOutput, UserMessage
+from agentloop.limits import ToolExecution
 from agentloop.model_events import ModelRequest
-from agentloop.settings import ToolExecution
 from agentloop.temporal import AgentPlugin, AgentRunHandle, FolderParts, _effects, start_run
 from agentloop.temporal import _conversation as conversation
 from agentloop.temporal._conversation import Remembered, Telling, Told, find_parts, make_piece

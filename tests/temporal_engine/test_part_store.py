@@ -19,9 +19,9 @@ from temporalio.worker import Replayer, Worker
 from agentloop import Agent, RunConfig, UserError, tool
 from agentloop.exceptions import UserTypeError
 from agentloop.items import ToolOutput
+from agentloop.limits import ToolExecution
 from agentloop.model_events import ModelRequest
 from agentloop.records import CallSettled, Record
-from agentloop.settings import ToolExecution
 from agentloop.temporal import (
     AgentPlugin,
     AgentRunHandle,

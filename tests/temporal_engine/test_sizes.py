@@ -16,8 +16,8 @@ from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, tool
 from agentloop.items import ToolOutput
+from agentloop.limits import ToolExecution
 from agentloop.model_events import ModelRequest
-from agentloop.settings import ToolExecution
 from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
 from agentloop.temporal._payloads import (
     check_size,

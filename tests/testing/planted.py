@@ -21,8 +21,9 @@ from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
+from agentloop.limits import ToolExecution
 from agentloop.sessions import MemorySession
-from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
+from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing import ScriptedModel
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, respond, say

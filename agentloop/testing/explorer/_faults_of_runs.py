@@ -15,7 +15,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.error_text import first_line
 from agentloop.exceptions import AgentLoopError
-from agentloop.settings import ToolExecution
+from agentloop.limits import ToolExecution
 from agentloop.testing.explorer._runs import MOST_STEPS, TICKER, Call, Seen, Stuck
 from agentloop.testing.explorer._state import Bag, Picture, differing, is_of_the_program, value_at
 from agentloop.testing.simulation._findings import whole
