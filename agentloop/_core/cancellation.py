@@ -24,7 +24,7 @@ another call, the run's deadline, any other end of the run. Of two that meet, th
 Stage: TypeAlias = Literal["before", "body", "after"]
 """The part of a call: up to the start hooks, the body, and from its end to the outcome."""
 STAGES: Mapping[str, Stage] = {"waiting": "before", "starting": "before", "body": "body", "post": "after"}
-"""The stage of a call by its phase (`call_steps.PHASES`). A call that is paused or settled is in none."""
+"""The stage of a call by its phase (`step_order.PHASES`). A call that is paused or settled is in none."""
 
 
 class Cut(Value, frozen=True):

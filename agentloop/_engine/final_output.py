@@ -1,5 +1,6 @@
 """A candidate for the final output: parsed, passed to hooks, judged by guardrails, then accepted or withheld.
 
+That is the order here; the one of a call's steps is in `_core/step_order.py`.
 Does not decide that a candidate is due: the machine does.
 
 Decisions:

@@ -34,11 +34,11 @@ from agentloop._common.empty_containers import append_to
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import is_cancelled_around, unexpected_cancellation
 from agentloop._concurrency.nursery import new_nursery
-from agentloop._core.call_steps import CallNeeds, CallSteps, choose
 from agentloop._core.cancellation import Cause
 from agentloop._core.failure_choice import Failure, choose_failure
 from agentloop._core.failure_choice import choose as choose_error
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
+from agentloop._core.step_order import CallNeeds, CallSteps, choose
 from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.live_call import FIRST, CancelRequest, Earlier, LiveCall, Step
 from agentloop._engine.calls.output_text import cut_output

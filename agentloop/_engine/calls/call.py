@@ -1,6 +1,6 @@
 """One call, from its permit to its outcome: its steps 8 to 17, in the call's own task.
 
-Which steps a call has is `LiveCall.steps` (`_core/call_steps.py`); this is the one text that walks them, for every
+Which steps a call has is `LiveCall.steps` (`_core/step_order.py`); this is the one text that walks them, for every
 call. It doesn't decide which call starts, in which order outputs are released, or which failure the run raises: the
 batch does.
 

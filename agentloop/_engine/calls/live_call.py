@@ -1,6 +1,6 @@
 """The facts of one call of a batch: its phase, the parts of its life, and who cancels it.
 
-The phases of a call and their order are `PHASES` in `_core/call_steps.py`; `LiveCall.to` is the only code that changes
+The phases of a call and their order are `PHASES` in `_core/step_order.py`; `LiveCall.to` is the only code that changes
 a phase. `batch` decides when a call starts, and `call` takes it through its steps.
 """
 
@@ -19,10 +19,10 @@ import msgspec
 from agentloop._common.error_text import redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.nursery import Nursery
-from agentloop._core.call_steps import PHASES, CallPhase, CallSteps
 from agentloop._core.cancellation import CUTS, STAGES, Cause, is_graver
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import Arguments
+from agentloop._core.step_order import PHASES, CallPhase, CallSteps
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.callbacks import HookPair
 from agentloop._engine.runtime.dispatcher import Queue

@@ -1,6 +1,6 @@
 """The steps of a call around its body, each a function: those that may wait, up to the body and after it.
 
-Which calls have which step is the table in `_core/call_steps.py`; `call` walks them. A step *before* the body returns
+Which calls have which step is the table in `_core/step_order.py`; `call` walks them. A step *before* the body returns
 how the call ends if it ends there, else None. A step *after* the body takes a draft of the outcome and returns the
 next draft (`outcome`).
 
@@ -448,4 +448,4 @@ STEPS: Mapping[str, Step] = {
         *(extract_custom_data, write_failure, write_timeout, judge_output, store_output),
     )
 }
-"""The steps by the names in `_core/call_steps.py`."""
+"""The steps by the names in `_core/step_order.py`."""

@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from agentloop import Agent, FunctionTool, tool
-from agentloop._core.call_steps import LIMITS, PHASES, RULES, WITHOUT_STEP, CallNeeds, CallSteps, Limits, choose
 from agentloop._core.cancellation import STAGES
+from agentloop._core.step_order import LIMITS, PHASES, RULES, WITHOUT_STEP, CallNeeds, CallSteps, Limits, choose
 from agentloop._engine.calls.steps import STEPS
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 
@@ -33,7 +33,7 @@ def test_each_field_of_a_tool_has_a_step_or_a_reason_to_have_none(field: str) ->
     """A new field that nobody enters would be ignored by every call, without a word."""
     with_step = {name for rule in RULES for name in rule.fields} | set(LIMITS)
     assert (field in with_step) != (field in WITHOUT_STEP), (
-        f"FunctionTool.{field} needs a Rule in _core/call_steps.py, or an entry in WITHOUT_STEP; and only one of them"
+        f"FunctionTool.{field} needs a Rule in _core/step_order.py, or an entry in WITHOUT_STEP; and only one of them"
     )
 
 

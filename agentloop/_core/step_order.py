@@ -1,4 +1,4 @@
-"""The steps of a call as a value, and the phases that a call passes through.
+"""The order of a call's steps, as a value: guardrails, hooks, the body. And the phases that a call passes through.
 
 Most tools need few of the steps that a call can have: a tool without guardrails has no step for them. So we choose the
 steps once for each tool and run (`choose`), and the engine walks them with one text (`calls/call.py`). A bare tool has
@@ -15,6 +15,9 @@ empty tuples. That is the short way, and no code asks for it.
     stores   15 the store for an output that is too long
              16 the end hooks of the objects whose start hook was called
              17 the outcome is recorded (every call has this one, too)
+
+So output guardrails judge before end hooks hear of a call. Of a final output it is the other way round: the agent's end
+hooks hear of the candidate, and then its output guardrails judge it (`_check_output` in `_engine/final_output.py`).
 
 A new field of a tool is one `Rule` here and one function in `calls/steps.py`, or one entry in `WITHOUT_STEP`. A test
 takes every field of `FunctionTool` and fails where a field has neither.
