@@ -140,9 +140,8 @@ def _check_turn(fold: RunFold, record: r.TurnStarted) -> None:
 
 
 def _check_batch(fold: RunFold, _record: r.BatchEnded) -> None:
-    for call in fold.batch:
-        if not call.released:
-            raise ValueError("not all calls of the batch have been released")
+    if not all(call.released for call in fold.batch):
+        raise ValueError("not all calls of the batch have been released")
 
 
 def _check_replaced(fold: RunFold, record: r.HistoryReplaced) -> None:

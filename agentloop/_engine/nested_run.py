@@ -104,8 +104,7 @@ def _goes_on_elsewhere(run: LiveRun) -> bool:
 
 def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
     """Return the error that an earlier run segment ended by, or must end by; it ended before the call had settled."""
-    ended = state.ended
-    error = state.unreported_error
+    ended, error = state.ended, state.unreported_error
     if ended is not None and not ended.resumable and ended.status == "failed":
         error = ended.error or "the run failed"
     if error is None:

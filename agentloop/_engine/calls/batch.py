@@ -541,13 +541,13 @@ class Batch:
         if self.closed:
             return
         self.closed = self.halted = True
-        run = self.run
-        run.tree.log.leave_loop()
+        log = self.run.tree.log
+        log.leave_loop()
         for live in self.calls.values():
             if live.phase not in ("settled", "paused"):
                 outcome = live.cut("parent")
                 live.to("settled")
-                run.tree.log.append(self._make_record(live.call, live.tool.name, outcome, live.earlier.attempt))
+                log.append(self._make_record(live.call, live.tool.name, outcome, live.earlier.attempt))
 
     # -- the owner
 

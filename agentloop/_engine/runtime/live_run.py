@@ -338,11 +338,10 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
         if self._threads is None:
             from agentloop._engine.runtime.threads import Threads
 
-            around = self.around
-            if isinstance(around, RunSettings) and self.config is around.config:
-                self._threads = around.threads
+            if isinstance(self.around, RunSettings) and self.config is self.around.config:
+                self._threads = self.around.threads
             else:
-                self._threads = Threads(self.config.tool_execution.max_threads, around.threads)
+                self._threads = Threads(self.config.tool_execution.max_threads, self.around.threads)
         return self._threads
 
 
