@@ -181,7 +181,7 @@ class PostgresStore:
         Raises:
             UserError: a limit has other numbers in other workers (named are both), at the beginning or, if it came to
                 that while this one's lease had passed, later: the block is cancelled then. Or the block has ended
-                while calls wait for a limit, which nobody would ever admit. Or an argument is wrong.
+                while calls wait for a limit: they would never be admitted. Or an argument is wrong.
             JournalError: the database refuses or can't be reached when the block begins.
 
         Example:
