@@ -246,8 +246,8 @@ async def _heartbeats() -> AsyncIterator[_Beats]:
 
 async def _beat(beats: _Beats) -> None:
     while True:
+        await anyio.sleep(HEARTBEAT_SECONDS)  # the engine knows that it has begun: a short one needs no heartbeat
         beats.send()
-        await anyio.sleep(HEARTBEAT_SECONDS)
 
 
 class _ActivityCall:
