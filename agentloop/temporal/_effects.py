@@ -56,7 +56,10 @@ _AGAIN = RetryPolicy(
 )
 _ONCE = RetryPolicy(maximum_attempts=1)
 _BY_PARTS = "agentloop-parts"
-"""The history's marker for a run whose model calls get what is new. Another has the whole in each of them."""
+"""The history's marker for a run whose model calls get what is new. Another has the whole in each of them.
+
+It is two events, so a workflow whose input says the same has none.
+"""
 _LONGEST_PAUSE = 300.0
 _MOST_AT_ONCE = 1_000
 """Activities of a workflow under way. The engine has a limit of 2,000, and fails a workflow task that asks for more."""
@@ -69,10 +72,22 @@ _MOST_IN_A_STEP = 1_500_000
 
 
 class WorkflowEffects:
-    """The effects of a run of the agent *root* in this workflow. *before_model* is called before each model call."""
+    """The effects of a run of the agent *root* in this workflow. *before_model* is called before each model call.
 
-    def __init__(self, root: str, setup: AgentSetup, context: Any, before_model: Callable[[], None]) -> None:
+    With *by_parts* it is known that model calls get what is new.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        setup: AgentSetup,
+        context: Any,
+        before_model: Callable[[], None] = lambda: None,
+        *,
+        by_parts: bool = False,
+    ) -> None:
         self._root, self._setup, self._context, self._before_model = root, setup, context, before_model
+        self._by_parts = by_parts
         self._telling = Telling(
             setup.codec, min(setup.max_payload * 3 // 4, _MOST_IN_A_STEP), is_packing=setup.is_packing
         )
@@ -145,7 +160,8 @@ class WorkflowEffects:
 
     def _tell(self, request: ModelRequest) -> list[ActivityInput]:
         """Return the items and call ids of *request* for one activity, or for several of which the last one asks."""
-        if workflow.patched(_BY_PARTS):
+        # An older worker, which doesn't know this input, may have begun the run: then a replay needs the marker.
+        if (self._by_parts and not has_marker(_BY_PARTS)) or workflow.patched(_BY_PARTS):
             return self._telling.tell(request.path, request.items, request.call_ids)
         items = items_to_json(request.items, self._setup.codec)
         return [ActivityInput({"items": items, "call_ids": sorted(request.call_ids)}, measure(items))]

@@ -597,7 +597,7 @@ async def start_run(
     Raises:
         temporalio.exceptions.WorkflowAlreadyStartedError: a workflow of this id runs.
     """
-    given = AgentRunInput(agent, input, context, max_turns)
+    given = AgentRunInput(agent, input, context, max_turns, by_parts=True)
     handle = await client.start_workflow(AgentWorkflow.run, given, id=id, task_queue=task_queue, **options)
     return AgentRunHandle(handle)
 

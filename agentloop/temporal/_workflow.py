@@ -94,6 +94,8 @@ class AgentRunInput:
         state: A stored run to continue, in place of *input*: set where a workflow continues as a new one. Compressed if
             it is long.
         pending_input: Messages not yet given to that run.
+        by_parts: True if model calls get what is new in their conversation. False if a marker in the history says
+            whether they do, as in runs that an older client or worker has started.
     """
 
     agent: str
@@ -102,6 +104,7 @@ class AgentRunInput:
     max_turns: int | None = 10
     state: str | None = None
     pending_input: list[str] = field(default_factory=list)
+    by_parts: bool = False
 
 
 class _SentVerdict(msgspec.Struct, forbid_unknown_fields=True):
@@ -216,7 +219,8 @@ async def run_agent(
     if options.get("session") is not None:
         raise UserError("session: not supported in a workflow, whose own history holds the run")
     context = options.get("context")
-    options["run_config"] = _configure(agent, setup, options.get("run_config") or setup.config, context)
+    effects = WorkflowEffects(agent, setup, context)
+    options["run_config"] = _configure(options.get("run_config") or setup.config, effects)
     options["context"] = setup.restore_context(context)
     with leaving():
         return await Runner.run(setup.graph.root, input, **options)
@@ -238,14 +242,12 @@ def _is_end(record: Record) -> bool:
     return isinstance(record, RunEnded) or (isinstance(record, CancelRequested) and record.call_id is None)
 
 
-def _configure(
-    name: str, setup: AgentSetup, config: RunConfig, context: Any, before_model: Callable[[], None] = lambda: None
-) -> RunConfig:
+def _configure(config: RunConfig, effects: WorkflowEffects) -> RunConfig:
     if config.output_store is not None:
         raise UserError("RunConfig.output_store: not supported in a workflow")
     return attrs.evolve(
         config,
-        effects=WorkflowEffects(name, setup, context, before_model),
+        effects=effects,
         model_provider=NamedModels(),
         instruments=tuple(map(observe_once, config.instruments)),
     )
@@ -316,7 +318,8 @@ class AgentWorkflow:
 
     async def _run_to_end(self, given: AgentRunInput) -> RunResult[Any]:
         setup, root = self._setup, self._setup.graph.root
-        config = _configure(given.agent, setup, setup.config, given.context, self._check_length)
+        effects = WorkflowEffects(given.agent, setup, given.context, self._check_length, by_parts=given.by_parts)
+        config = _configure(setup.config, effects)
         config = attrs.evolve(config, instruments=(*config.instruments, RecordList(self._records)))
         work: str | RunState = given.input
         if given.state is not None:
@@ -427,7 +430,7 @@ class AgentWorkflow:
         bound_to = None if self._setup.key is None else workflow.info().workflow_id
         text = pack(self._store(state, bound_to), is_packing=self._setup.is_packing)
         # The input is in the stored run.
-        more = AgentRunInput(given.agent, "", given.context, given.max_turns, text, list(self._inputs))
+        more = AgentRunInput(given.agent, "", given.context, given.max_turns, text, list(self._inputs), by_parts=True)
         check_size("the run, stored,", asdict(more), self._setup.max_payload)
         workflow.continue_as_new(more)
 

@@ -24,9 +24,10 @@ from agentloop import Agent, RunConfig, tool
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.limits import ToolExecution
 from agentloop.model_events import ModelRequest
-from agentloop.temporal import AgentPlugin, AgentRunHandle, FolderParts, _effects, start_run
+from agentloop.temporal import AgentPlugin, AgentRunHandle, FolderParts, _effects, _run_handle, start_run
 from agentloop.temporal import _conversation as conversation
 from agentloop.temporal._conversation import Remembered, Telling, Told, find_parts, make_piece
+from agentloop.temporal._workflow import AgentRunInput
 from agentloop.testing import FunctionModel, call, say
 
 pytestmark = [
@@ -95,8 +96,14 @@ async def measure_history(run: AgentRunHandle) -> int:
     return int(seen.raw_description.workflow_execution_info.history_size_bytes)
 
 
+def start_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a client start workflows whose input says nothing of how conversations are told, as releases did before."""
+    monkeypatch.setattr(_run_handle, "AgentRunInput", lambda *given, by_parts: AgentRunInput(*given))
+
+
 def refuse_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a workflow tell each conversation as a whole, as releases did before there were parts."""
+    start_as_before(monkeypatch)
     patched = workflow.patched
 
     def refuse(name: str, **options: Any) -> bool:
@@ -196,6 +203,30 @@ async def test_a_run_of_an_older_release_is_replayed_as_it_began(address: str, m
     history = await run.workflow.fetch_history()
     assert [event for event in history.events if event.HasField("timer_started_event_attributes")]
     await Replayer(workflows=[], plugins=[plugin]).replay_workflow(history)
+
+
+async def test_no_event_says_how_conversations_are_told(address: str) -> None:
+    """But for a run that an older client has started: the marker in its history does, and counts in a replay.
+
+    So it does where the client was a new one, and the worker that has begun the run an older one.
+    """
+    plugin = AgentPlugin({"outer": asking_twice()})
+    client = await Client.connect(address, plugins=[plugin])
+    queue = f"queue-{uuid4().hex}"
+    markers = []
+    for is_older_client, is_older_worker in ((False, False), (True, False), (False, True)):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_older_client:
+                start_as_before(patch)
+            if is_older_worker:
+                patch.setattr(_effects, "has_marker", lambda _: True)
+            async with Worker(client, task_queue=queue):
+                run = await start_run(client, "outer", "go", id=f"outer-{uuid4().hex}", task_queue=queue)
+                assert (await run.result()).final_output == "done"
+        history = await run.workflow.fetch_history()
+        markers.append(sum(event.HasField("marker_recorded_event_attributes") for event in history.events))
+        await Replayer(workflows=[], plugins=[plugin]).replay_workflow(history)
+    assert markers == [0, 1, 1]
 
 
 async def test_recorded_histories_of_older_releases_replay() -> None:
