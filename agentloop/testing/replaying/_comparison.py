@@ -391,6 +391,10 @@ class ReplayLog:
         end = self.find(r.RunEnded, path)
         if end is None or str(self.records[end].error).startswith("RunTimeoutError("):  # type: ignore[union-attr]
             return True
+        return self.is_call_cut_by_deadline(path)
+
+    def is_call_cut_by_deadline(self, path: Path) -> bool:
+        """Tell whether a call of the run at *path*, which is to settle, says that a deadline ended it."""
         return self.find(r.CallSettled, path, lambda one: one.outcome.cancelled_by == "deadline") is not None
 
     def cause_end_at_once(self) -> None:

@@ -448,7 +448,20 @@ class _SegmentReplay:
                 return self._jump_to_next_timer()
             if self._fail(self._find_raising(path, None), end.error):
                 return True
+        if path and self._is_deadline_ahead(path):
+            return self._jump_to_next_timer()
         return None
+
+    def _is_deadline_ahead(self, path: Path) -> bool:
+        """Tell whether the deadline of the nested run at *path* has yet to pass, as a call of it shows.
+
+        Its end needn't show it: while the run was in its cleanup, the timeout of its call may have passed as well.
+        """
+        live = self.stream._live.tree.children.get(path)
+        scope = None if live is None else live.limit_scope
+        if scope is None or scope.cancel_called or scope.deadline == math.inf:
+            return False
+        return self.effects.is_call_cut_by_deadline(path)
 
     def _cause_end(self) -> None:
         """Cancel the run or the call that the due record names, or let the run's deadline pass."""

@@ -301,11 +301,22 @@ class RecordedRun:
                 continue
             if nested in self.paths:
                 index = self.first(self.paths[nested], entry.start, settled, is_cut_from_outside)
+                index = self._find_after_deadline(nested, entry.start, index)
             else:
                 index = over.get((path, call_id))
             if index is not None:
                 found[index].append((path, call_id))
         return dict(found)
+
+    def _find_after_deadline(self, path: Path, start: int, cut: int | None) -> int | None:
+        """Return *cut*, the number of the first record that shows how the run at *path* was cut, unless a deadline had.
+
+        Then it was cut while it was in its cleanup: before the step after the last of its calls had settled.
+        """
+        late = [
+            index for index in self.paths[path] if start <= index < (cut or 0) and _is_by_deadline(self.records[index])
+        ]
+        return late[-1] + 1 if late else cut
 
     def _find_end(self, path: Path, start: int, stop: int) -> int | None:
         """Return the number of the first record in *start* to *stop* that ends the run at *path* from outside."""
@@ -343,6 +354,10 @@ def is_cut_from_outside(record: r.Record) -> bool:
             return status == "cancelled"
         case _:
             return False
+
+
+def _is_by_deadline(record: r.Record) -> bool:
+    return isinstance(record, r.CallSettled) and record.outcome.cancelled_by == "deadline"
 
 
 def _list_calls_without_secrets(record: r.Record) -> list[ToolCall]:
