@@ -1,15 +1,19 @@
 """Replay of runs that were ended from outside at every moment: by their caller, and by the timeouts around them."""
 
+import asyncio
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from agentloop import Agent, RunConfig, tool
+from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
 from agentloop import records as r
-from agentloop.testing import FunctionModel, World, call, run_one, say
+from agentloop.abc import Instrument
+from agentloop.sessions import MemorySession
+from agentloop.testing import FunctionModel, World, call, run_deterministic, run_one, say
 from agentloop.testing.replaying import replay
 
 BACKENDS: Any = ("asyncio", "trio")
@@ -110,3 +114,123 @@ def test_timeouts_of_nested_runs_and_of_their_calls(chosen: int, order: Any) -> 
         for number, (kinds, bodies) in enumerate(drawn):
             backend, other = BACKENDS[number % 2], BACKENDS[number // 2 % 2]
             ends_the_same(kinds, bodies, backend, order, chosen, on=[other])
+
+
+# ------------------------------------------------------------------------------------------------ the caller
+
+
+class Cancels(Instrument):
+    """An instrument that keeps the records of a run, and cancels the run in the step of the record with a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.records: list[Any] = []
+        self.cancel: Callable[[], object] = lambda: None
+
+    def on_record(self, record: Any) -> None:
+        """Keep *record*, and cancel the run if it is the one."""
+        self.records.append(record)
+        if len(self.records) == self.number + 1:
+            self.cancel()
+
+
+class Waiting(RunHooks):
+    """Hooks that let the other tasks run."""
+
+    async def on_agent_start(self, *given: Any) -> None:
+        """Wait."""
+        await anyio.lowlevel.checkpoint()
+
+    async def on_llm_end(self, *given: Any) -> None:
+        """Wait."""
+        await anyio.lowlevel.checkpoint()
+
+    async def on_tool_end(self, *given: Any) -> None:
+        """Wait."""
+        await anyio.lowlevel.checkpoint()
+
+
+def cancelled_at(number: int, agent: Any, backend: Any, kind: str, *, streamed: bool, options: Any) -> list[Any]:
+    """Run *agent* on *backend*, cancelled in the step of record *number*, and return its records."""
+    cancels = Cancels(number)
+    given = {name: value() if callable(value) else value for name, value in options.items()}
+    config: Any = given.pop("run_config", RunConfig())
+
+    async def work() -> None:
+        watched = RunConfig(timeout=config.timeout, tool_execution=config.tool_execution, instruments=[cancels])
+        if not streamed:
+            await Runner.run(agent, "go", run_config=watched, **given)
+            return
+        async with Runner.run_streamed(agent, "go", run_config=watched, **given) as stream:
+            async for _ in stream:
+                pass
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            cancels.cancel = scope.cancel
+            if kind == "scope":
+                return await work()
+            task = asyncio.ensure_future(work())
+            cancels.cancel = task.cancel
+            await asyncio.wait([task])
+        return None
+
+    run_deterministic(main, backend=backend)
+    return cancels.records
+
+
+def simple(request: Any) -> Any:
+    """Answer with two calls, then with a text."""
+    return [call("quick", call_id="c1"), call("slow", call_id="c2")] if request.turn == 1 else say("done")
+
+
+def outer(request: Any) -> Any:
+    """Answer with a call of an agent beside another one, then with a text."""
+    calls = [call("inner", {"input": "x"}, call_id="n"), call("slow", call_id="s")]
+    return calls if request.turn == 1 else say("done")
+
+
+def of_two() -> Any:
+    """Return an agent that calls two tools."""
+    return Agent("a", tools=[quick, slow], model=FunctionModel(simple))
+
+
+def of_nested() -> Any:
+    """Return an agent that calls an agent."""
+    return Agent("a", tools=[of_two().as_tool("inner", "Do."), slow], model=FunctionModel(outer))
+
+
+ONE_BY_ONE = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
+PROGRAMS: Any = {
+    "two": (of_two, {}),
+    "session": (of_two, {"session": MemorySession}),
+    "hooks": (of_two, {"hooks": Waiting}),
+    "hooks and session": (of_two, {"hooks": Waiting, "session": MemorySession}),
+    "timeout": (of_two, {"run_config": RunConfig(timeout=5)}),
+    "one by one": (of_two, {"run_config": ONE_BY_ONE}),
+    "nested": (of_nested, {}),
+    "nested, hooks and session": (of_nested, {"hooks": Waiting, "session": MemorySession}),
+}
+
+
+@pytest.mark.parametrize("session", [None, MemorySession])
+@pytest.mark.parametrize(("backend", "kind"), WAYS)
+def test_run_that_was_cancelled_in_a_hook_behind_the_answer_of_its_model(backend: Any, kind: str, session: Any) -> None:
+    """It ends in the hook, before it plans its calls: none of them is settled, unlike in a run without hooks."""
+    options: Any = {"hooks": Waiting, **({} if session is None else {"session": session})}
+    records = cancelled_at(3, of_two(), backend, kind, streamed=False, options=options)
+    kinds = [type(one).__name__ for one in records if not isinstance(one, r.SessionSaved)]
+    assert kinds == ["RunStarted", "TurnStarted", "ModelRequested", "ModelResponded", "CancelRequested", "RunEnded"]
+    comes_out_the_same(records, of_two())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("backend", "kind"), WAYS)
+def test_cancellation_in_the_step_of_each_record(backend: Any, kind: str, program: str) -> None:
+    """Whatever the record is: what the run still does, and what not, is in the log."""
+    make, options = PROGRAMS[program]
+    count = len(cancelled_at(-1, make(), backend, kind, streamed=False, options=options))
+    for number in range(count):
+        records = cancelled_at(number, make(), backend, kind, streamed=number % 2 == 1, options=options)
+        comes_out_the_same(records, make(), options.get("run_config"), on=[BACKENDS[number // 2 % 2]])

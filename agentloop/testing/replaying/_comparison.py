@@ -645,7 +645,12 @@ class ReplayLog:
         return self.live_call((record.path, record.call_id)) is not None
 
     def is_stopped_by_caller(self) -> bool:
-        """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log."""
+        """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log.
+
+        Such an end cuts nothing, unlike a cancellation, behind which the log has the same steps.
+        """
+        if self.live_run(()).end_recorded is not None:
+            return False
         for index in range(self.cursor, self.entry.stop):
             record = self.records[index]
             if not isinstance(record, r.SessionSaved | r.CleanupCut) or record.path:
