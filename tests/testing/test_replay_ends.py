@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
+from agentloop import Agent, RunConfig, RunHooks, Runner, RunTimeoutError, ToolExecution, ToolTimeoutError, tool
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.sessions import MemorySession
@@ -175,7 +176,8 @@ def cancelled_at(number: int, agent: Any, backend: Any, kind: str, *, streamed: 
             await asyncio.wait([task])
         return None
 
-    run_deterministic(main, backend=backend)
+    with suppress(RunTimeoutError, ToolTimeoutError):
+        run_deterministic(main, backend=backend)
     return cancels.records
 
 
@@ -200,13 +202,27 @@ def of_nested() -> Any:
     return Agent("a", tools=[of_two().as_tool("inner", "Do."), slow], model=FunctionModel(outer))
 
 
+@tool(timeout=0.5, timeout_behavior="raise_exception")
+async def late() -> str:
+    """Take too long."""
+    await anyio.sleep_forever()
+    return "never"
+
+
+def of_late() -> Any:
+    """Return an agent that calls a tool whose timeout is an error, and then others."""
+    calls = [call("late", call_id="c0"), call("slow", call_id="c1"), call("slow", call_id="c2")]
+    return Agent("a", tools=[late, slow], model=FunctionModel(lambda _: calls))
+
+
 ONE_BY_ONE = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
 PROGRAMS: Any = {
     "two": (of_two, {}),
     "session": (of_two, {"session": MemorySession}),
     "hooks": (of_two, {"hooks": Waiting}),
     "hooks and session": (of_two, {"hooks": Waiting, "session": MemorySession}),
-    "timeout": (of_two, {"run_config": RunConfig(timeout=5)}),
+    "timeout": (of_two, {"run_config": RunConfig(timeout=0.5)}),
+    "failure": (of_late, {"run_config": ONE_BY_ONE}),
     "one by one": (of_two, {"run_config": ONE_BY_ONE}),
     "nested": (of_nested, {}),
     "nested, hooks and session": (of_nested, {"hooks": Waiting, "session": MemorySession}),
@@ -222,6 +238,30 @@ def test_run_that_was_cancelled_in_a_hook_behind_the_answer_of_its_model(backend
     kinds = [type(one).__name__ for one in records if not isinstance(one, r.SessionSaved)]
     assert kinds == ["RunStarted", "TurnStarted", "ModelRequested", "ModelResponded", "CancelRequested", "RunEnded"]
     comes_out_the_same(records, of_two())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("backend", "kind"), WAYS)
+def test_cancellation_in_the_step_that_notes_a_deadline(backend: Any, kind: str, streamed: bool) -> None:
+    """It has precedence, so the call names the caller, before or after the log has the cancellation."""
+    make, options = PROGRAMS["timeout"]
+    records = cancelled_at(7, make(), backend, kind, streamed=streamed, options=options)
+    assert isinstance(records[7], r.DeadlinePassed)
+    settled = [one.outcome.cancelled_by for one in records[7:] if isinstance(one, r.CallSettled)]
+    assert settled == ["parent"]
+    assert any(isinstance(one, r.CancelRequested) for one in records)
+    comes_out_the_same(records, make(), options["run_config"])
+
+
+@pytest.mark.parametrize("kind", ["scope", "native"])
+def test_cancellation_that_is_noticed_between_a_failure_and_the_stop_of_its_batch(kind: str) -> None:
+    """The owner of the batch was ready to stop it: the calls that wait name the failed one, in spite of the end."""
+    make, options = PROGRAMS["failure"]
+    records = cancelled_at(5, make(), "asyncio", kind, streamed=False, options=options)
+    assert [type(one).__name__ for one in records[5:7]] == ["CallSettled", "CancelRequested"]
+    settled = [one.outcome.cancelled_by for one in records[6:] if isinstance(one, r.CallSettled)]
+    assert settled == ["sibling", "sibling"]
+    comes_out_the_same(records, make(), options["run_config"])
 
 
 @pytest.mark.slow

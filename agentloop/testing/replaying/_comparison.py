@@ -197,6 +197,10 @@ class ReplayLog:
         self.end_call: Callable[[Call], Any] = lambda call: None
         self.expire_waiting: Callable[[], None] = lambda: None
         """Callback of the driver: settles the calls that the due records show to have waited too long."""
+        self.cancel_run: Callable[[], None] = lambda: None
+        """Callback of the driver: cancels the run without a record of it."""
+        self.cancels_at = math.inf
+        """Number of the record at which the run is cancelled that has, or will have, the record of it elsewhere."""
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
@@ -243,7 +247,7 @@ class ReplayLog:
         self.records, entry = self.recorded.records, self.entry
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
-        self.unheld = set()
+        self.unheld, self.cancels_at = set(), math.inf
         self.ends_held, self.cut_exits, self.beginning = set(), set(), set()
         self.cursor = entry.start
         self.ended_calls = self.recorded.calls_timed_out(entry)
@@ -368,17 +372,49 @@ class ReplayLog:
     def is_end_too_late(self) -> bool:
         """Tell whether the due record is of a cancellation of the run that ended nothing.
 
-        The run had timed out already, or had failed: then only the last steps of its end follow.
+        The run had timed out already, or had failed: then only the last steps of its end follow. Or it is cancelled.
         """
         due = self.due
         if not isinstance(due, r.CancelRequested) or due.call_id is not None:
             return False
+        if self.cancels_at <= self.cursor:
+            return True
         end = self.find(r.RunEnded, ())
         if end is None or self.records[end].status != "failed":  # type: ignore[union-attr]  # as its kind says
             return False
         return self.ends_by_timeout() or all(
             isinstance(one, r.SessionSaved | r.CleanupCut) for one in self.records[self.cursor + 1 : end]
         )
+
+    def cancel_unseen(self) -> None:
+        """Cancel the run now if that came some records before, or after, the one of it."""
+        if self.over:
+            return
+        last = self.records[self.cursor - 1]
+        if isinstance(last, r.DeadlinePassed) and self.cancels_at == math.inf and self._overtakes_deadline():
+            self.cancels_at = self.cursor
+        if self.cancels_at == self.cursor:
+            self.cancel_run()
+
+    def _overtakes_deadline(self) -> bool:
+        """Tell whether the run was cancelled in the step that noted its deadline: then its calls name the caller."""
+        cut = self.find(r.CallSettled, (), lambda one: one.outcome.cancelled_by in FROM_ABOVE)
+        by: Any = None if cut is None or cut >= self._end else self.records[cut]
+        return by is not None and by.outcome.cancelled_by == "parent"
+
+    def find_stop_before_cancel(self) -> int | None:
+        """Return the number of the record behind the first call that a failure stopped, where the cancellation that is
+        due was noticed before the owner of the batch, which was ready to stop it, took its step. None if it wasn't.
+        """
+        for owner, (failed, stopped) in self.stops.items():
+            index = self.next_of_run(tuple(owner.split("/")) if owner else ())
+            if (
+                index is not None
+                and failed <= self.cursor <= stopped
+                and _is_unstarted_cut(self.records[index], ["sibling"])
+            ):
+                return index + 1
+        return None
 
     def ends_by_timeout(self) -> bool:
         """Tell whether the segment's run timed out."""

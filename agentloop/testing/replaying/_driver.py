@@ -217,7 +217,7 @@ class _SegmentReplay:
                         effects.log = live.tree.log
                         live.tree.log.follow(events=Consumer(effects, live))
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
-                        effects.cause_end = self._cause_end
+                        effects.cause_end, effects.cancel_run = self._cause_end, self._cancel_run
                         effects.live_call = live.tree.find_call
                         effects.live_run = lambda path: live.tree.children.get(path) if path else live
                         effects.end_call = self._end_call
@@ -477,6 +477,9 @@ class _SegmentReplay:
         """Cancel the run, or let its deadline pass, as *record* tells."""
         live = self.stream._live
         if isinstance(record, r.CancelRequested):
+            if (stopped := self.effects.find_stop_before_cancel()) is not None:
+                live.end_recorded, self.effects.cancels_at = "parent", stopped
+                return self.effects.insert()
             self.stream._stop()
             if self.effects.is_expiry_next():
                 record_end(live)
@@ -484,6 +487,11 @@ class _SegmentReplay:
         elif live.settings.config.timeout is not None:
             live.limit_scope.cancel()
             record_end(live)
+
+    def _cancel_run(self) -> None:
+        """Cancel the run. Its record was appended before, or is inserted when it is due."""
+        self.stream._live.end_recorded = "parent"
+        self.stream._stop()
 
     def _insert_late_end(self) -> None:
         """Append the due cancellation as it was recorded, and cause the deadline that had passed before it.

@@ -682,6 +682,7 @@ class Consumer(EventBuffer):
         """
         if isinstance(record, r.TurnStarted):
             self._effects.beginning.discard(record.path)
+        self._effects.cancel_unseen()
         self._effects.insert_given()
         self._effects.insert_cuts()
         self._effects.cause_end_at_once()
