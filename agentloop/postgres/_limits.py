@@ -555,6 +555,7 @@ async def sharing(
     if len(set(names)) < len(names):
         raise UserError(f"share: expected limits of different names, got {names!r}")
     leaser = Leaser(limits, ask, seconds, clock)
+    awaited: list[SharedLimit] = []
     await leaser.begin()
     try:
         async with with_task(leaser.keep):
