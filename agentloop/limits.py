@@ -434,7 +434,7 @@ class TokenRate(Limit):
     def _learn(self, more: int) -> None:
         """Note that a request took *more* tokens than those of its input."""
         if self._more is None:
-            self._more = float(more)
+            self._more, self._spread = float(more), abs(more) / 2  # one answer doesn't tell how they differ
         self._spread += 0.1 * (abs(more - self._more) - self._spread)
         self._more += 0.1 * (more - self._more)
 

@@ -33,7 +33,8 @@ logger = logging.getLogger("agentloop.mcp")
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _POLL = 0.01
 _AFTER_TERM = 0.5
-_AFTER_KILL = 0.5
+_AFTER_KILL = 5.0
+"""Seconds for a process that was killed: it ends at once, but a machine may be busy."""
 _LAST_WORDS = 0.5
 """Seconds for reading what a process that has ended has written to stderr; a child of it may hold that open."""
 _LONGEST_STDERR_LINE = 2_000
@@ -194,7 +195,7 @@ async def _stop(process: Process, grace: float) -> int | None:
     Returns the exit code of a process that has ended by itself.
     """
     if process.stdin is not None:
-        with anyio.move_on_after(_AFTER_KILL), suppress(*_BROKEN):
+        with anyio.move_on_after(_AFTER_TERM), suppress(*_BROKEN):
             await process.stdin.aclose()
     code = process.returncode if await _exits(process, grace) else None
     if code is None:
