@@ -383,6 +383,8 @@ class Leaser:
         self._not_before = -math.inf
         self._pause = _PAUSES[0]
         self._woken = anyio.Event()
+        self._left_before: list[Any] = []
+        """The queues of calls that waited before the block began, in an event loop that is gone, say."""
 
     def stamp(self) -> float:
         """Return the time of now, by the database's clock."""
@@ -408,6 +410,7 @@ class Leaser:
         await self._contact([])
         for limit in self._limits:
             limit.part.leaser = self
+        self._left_before = [limit.line for limit in self._limits]
 
     async def keep(self, scope: anyio.CancelScope) -> None:
         """Ask for what the calls need, for ever. Cancel *scope* at an error that asking again doesn't cure."""
@@ -434,7 +437,11 @@ class Leaser:
         for limit in self._limits:
             limit.part.leaser = None
             limit.part.held = limit.part.booked = 0
-        awaited = [limit for limit in self._limits if limit.line is not None]
+        awaited = [
+            limit
+            for limit, before in zip(self._limits, self._left_before, strict=True)
+            if limit.line is not None and limit.line is not before
+        ]
         for limit in awaited:
             logger.error("%r isn't shared any more, and calls wait for it", limit)
         return awaited

@@ -7,8 +7,9 @@ that, and a poll finds the same, later.
 Each row's task is shielded from the cancellation of the loop, because it has the grace to end in. Nothing else is: the
 loop and the listener end at once, and no row is taken after that.
 
-Errors. A database that is away makes the loop wait, longer each time. Any other error ends it once the rows under way
-have ended: bare, and before a cancellation that comes at the same time.
+Errors. A database that is away makes the loop wait, longer each time. Any other error of taking a row, or one that a
+row has put into `fatal`, ends the loop once the rows under way have ended: bare, and before a cancellation that comes
+at the same time.
 """
 
 from __future__ import annotations

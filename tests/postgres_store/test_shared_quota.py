@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -383,6 +384,15 @@ async def test_a_block_that_ends_under_a_waiting_call_raises(
         assert str(raised.value.exceptions[0]).startswith(ended)
     assert ran == ["stay"]
     assert "isn't shared any more, and calls wait for it" in caplog.text
+
+
+@VIRTUAL
+async def test_a_queue_that_was_there_before_the_block_is_not_its_own() -> None:
+    """An event loop that was closed with calls that waited leaves one behind."""
+    places, database = SharedCapacity(1, "places"), Database()
+    places.line = SimpleNamespace(patient={}, kept=[], mark=lambda: None)
+    async with sharing([places], database.ask, 9.0, anyio.current_time):
+        pass
 
 
 @VIRTUAL

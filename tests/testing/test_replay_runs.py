@@ -916,6 +916,43 @@ def test_a_log_cut_off_behind_a_hook_that_raised(second: Any, session: Any) -> N
             assert lines(replay(cut, agent).records) == lines(cut), name
 
 
+class Waits(RunHooks):
+    """An end hook that takes a step, so that the log has the end of each body."""
+
+    async def on_tool_end(self, *given: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def test_a_log_cut_off_before_a_pause_is_recorded() -> None:
+    """A run that saves to its session because it pauses has an open batch as well, and no hook has raised."""
+
+    @tool(needs_approval=True)
+    async def asks() -> str:
+        """Need a person."""
+        return "asked"
+
+    turns = [[call("double", {"n": 2}, call_id="n1")], [call("asks", call_id="n2")], say("nested")]
+    nested = Agent("nested", tools=[double, asks], model=scripted(*turns))
+    turn = [
+        call("double", {"n": 1}, call_id="c1"),
+        call("helper", {"input": "x"}, call_id="c2"),
+        call("asks", call_id="c3"),
+    ]
+    agent = Agent("a", tools=[double, asks, nested.as_tool("helper", "Help.")], model=scripted(turn, say("done")))
+    session, records = MemorySession(), list[Any]()
+    work: Any = "go"
+    for _ in range(3):
+        result = Runner.run_sync(agent, work, session=session, hooks=Waits())
+        state: Any = result.to_state()
+        records = list(state.records)
+        if state.interruptions:
+            state.approve(state.interruptions[0])
+        work = state
+    assert sum(isinstance(one, r.RunEnded) and not one.path for one in records) == 3
+    for length in range(1, len(records) + 1):
+        assert lines(replay(records[:length], agent).records) == lines(records[:length])
+
+
 def test_a_changed_definition_is_not_taken_for_a_hook_that_raised() -> None:
     """An error of the library right after a hook is the run's own if the definitions say so, or say so no more."""
     spent = RunConfig(limits=UsageLimits(requests=1))

@@ -17,21 +17,21 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from agentloop import records as r
 from agentloop._common.error_text import summary_parts, tool_failure
 
 Path = tuple[str, ...]
 Call = tuple[Path, str]
+Has: TypeAlias = Callable[[Call, type[r.Record]], bool]
 
 _WRAPPED = "ToolCallError(Error running tool "
 _COMPARED = 900
 """Characters of two summaries that are compared: a longer one is cut, and then its wrapped form a little earlier."""
 
 
-def find_raising(
-    segment: Iterable[r.Record], has: Callable[[Call, type[r.Record]], bool], order: Iterable[Call]
-) -> dict[Call, str]:
+def find_raising(segment: Iterable[r.Record], has: Has, order: Iterable[Call]) -> dict[Call, str]:
     """Return the calls whose end hooks raised in the *segment* with these records, with what they raised.
 
     The text is the run's own error, or empty if the log doesn't have it. *has* tells whether the log has, up to the
@@ -46,7 +46,8 @@ def find_raising(
             case r.BatchEnded():
                 batches.pop((record.path, record.turn), None)
             case r.SessionSaved() if _ended_well(batches.get((record.path, record.turn), ())):
-                errors[record.path] = ""
+                if not any(call[0] == record.path and _is_open(call, has) for call in order):  # it doesn't pause
+                    errors[record.path] = ""
             case r.RunEnded():
                 errors[record.path] = _raised_by(record)
             case _:
@@ -107,9 +108,15 @@ def _raised_by(end: r.RunEnded) -> str | None:
     return end.error if end.status == "failed" and not end.resumable else None
 
 
+def _is_open(call: Call, has: Has) -> bool:
+    """Tell whether a call has begun, or waits for a verdict or an answer, and hasn't settled."""
+    begun = (r.CallStarted, r.ApprovalRequested, r.AnswerRequested)
+    return not has(call, r.CallSettled) and any(has(call, kind) for kind in begun)
+
+
 def _ended_well(settled: Sequence[r.CallSettled]) -> bool:
-    """Tell whether nothing in a batch says why it wasn't accepted."""
-    return not any(is_raised(one) or one.outcome.cancelled_by is not None for one in settled)
+    """Tell whether a batch has calls, and none of them says why it wasn't accepted."""
+    return bool(settled) and not any(is_raised(one) or one.outcome.cancelled_by is not None for one in settled)
 
 
 def _fits(settled: r.CallSettled, error: str) -> bool:

@@ -220,7 +220,7 @@ class RecordedRun:
         """Return the calls of *entry* whose end hooks raised, with the text of the error: see `_raised_hooks`."""
 
         def has(call: Call, kind: type[r.Record]) -> bool:
-            return self.first(self.calls[call], 0, entry.stop, lambda one: isinstance(one, kind)) is not None
+            return self.first(self.calls.get(call, ()), 0, entry.stop, lambda one: isinstance(one, kind)) is not None
 
         return find_raising(self.records[entry.start : entry.stop], has, self.tools)
 
