@@ -274,3 +274,22 @@ def test_cancellation_in_the_step_of_each_record(backend: Any, kind: str, progra
     for number in range(count):
         records = cancelled_at(number, make(), backend, kind, streamed=number % 2 == 1, options=options)
         comes_out_the_same(records, make(), options.get("run_config"), on=[BACKENDS[number // 2 % 2]])
+
+
+@pytest.mark.parametrize("order", ["passes", "steps"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nested_run_that_its_calls_timeout_ended_has_no_deadline_of_its_own(backend: Any, order: Any) -> None:
+    """Both pass in one moment, as does another nested run's: the log tells which of them ended the run."""
+    half = RunConfig(timeout=0.5)
+
+    def make(name: str, body: Any, timeout: float | None) -> Any:
+        model = FunctionModel(lambda _: call(body.name, call_id="c"))
+        return Agent(name, tools=[body], model=model).as_tool(name, "Do.", run_config=half, timeout=timeout)
+
+    agent: Agent[Any, Any] = Agent("a", tools=[make("late", cleans, 0.5), make("soon", waits, None)])
+    turn = [call("late", {"input": "x"}, "c1"), call("soon", {"input": "x"}, "c2")]
+    seen = run_one(World(agent=agent, script=[turn, say("done")], order=order), backend=backend)
+    ends = {one.path: one.status for one in seen.records if isinstance(one, r.RunEnded)}
+    assert ends == {("c1",): "cancelled", ("c2",): "failed", (): "completed"}
+    for other in BACKENDS:
+        assert replay(seen.records, agent, backend=other).records == seen.records

@@ -73,7 +73,7 @@ from agentloop.records import (
     RunEnded,
 )
 from agentloop.sessions import MemorySession
-from agentloop.testing import FunctionModel, World, call, fail, respond, run_one, say
+from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.fixtures import VirtualClock
 from agentloop.testing.replaying import Replayed, replay
 from agentloop.tools import ToolsToFinalOutput
@@ -1645,40 +1645,3 @@ def test_a_cancellation_that_comes_while_a_failed_run_ends(saved: bool) -> None:
     before = records[place - 1]
     records.insert(place, CancelRequested((), before.turn, before.at))
     _replayed_equally(agent, records, RunConfig())
-
-
-@tool
-async def wait_for_ever() -> str:
-    """Wait to be ended."""
-    await anyio.sleep_forever()
-    return "never"
-
-
-@tool
-async def end_late() -> str:
-    """Wait to be ended, and take some time for it."""
-    try:
-        await anyio.sleep_forever()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.1)
-    return "never"
-
-
-@pytest.mark.parametrize("order", ["passes", "steps"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nested_run_that_its_calls_timeout_ended_has_no_deadline_of_its_own(backend: Any, order: Any) -> None:
-    """Both pass in one moment, as does another nested run's: the log tells which of them ended the run."""
-    half = RunConfig(timeout=0.5)
-
-    def make(name: str, body: Any, timeout: float | None) -> Any:
-        model = FunctionModel(lambda _: call(body.name, call_id="c"))
-        return Agent(name, tools=[body], model=model).as_tool(name, "Do.", run_config=half, timeout=timeout)
-
-    agent: Agent[Any, Any] = Agent("a", tools=[make("late", end_late, 0.5), make("soon", wait_for_ever, None)])
-    turn = [call("late", {"input": "x"}, "c1"), call("soon", {"input": "x"}, "c2")]
-    seen = run_one(World(agent=agent, script=[turn, say("done")], order=order), backend=backend)
-    ends = {one.path: one.status for one in seen.records if isinstance(one, r.RunEnded)}
-    assert ends == {("c1",): "cancelled", ("c2",): "failed", (): "completed"}
-    for other in BACKENDS:
-        assert replay(seen.records, agent, backend=other).records == seen.records

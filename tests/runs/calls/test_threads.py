@@ -557,6 +557,12 @@ async def test_a_call_that_never_began_is_reported_with_the_age_of_what_did() ->
     assert watch.outcome("c1").started_at is None
 
 
+async def _place(threads: Threads, name: str, got: list[object]) -> None:
+    """Join the queue, and note what the place was."""
+    threads.join(name)
+    got.append(await threads.place(name, name))
+
+
 async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_freed() -> None:
     """The place comes free in the very step in which both are cancelled: nothing begins while a run is being ended."""
     threads = Threads(1)
@@ -565,12 +571,8 @@ async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_free
     assert isinstance(held, ThreadSlot)
     got: list[object] = []
 
-    async def second() -> None:
-        threads.join("second")
-        got.append(await threads.place("second", "second"))
-
     async with anyio.create_task_group() as group:
-        group.start_soon(second)
+        group.start_soon(_place, threads, "second", got)
         await anyio.wait_all_tasks_blocked()
         threads.give_back(held)
         group.cancel_scope.cancel()
@@ -586,12 +588,8 @@ async def test_who_waits_for_its_turn_takes_no_thread_once_the_run_has_ended() -
     threads.join("first")
     got: list[object] = []
 
-    async def second() -> None:
-        threads.join("second")
-        got.append(await threads.place("second", "second"))
-
     async with anyio.create_task_group() as group:
-        group.start_soon(second)
+        group.start_soon(_place, threads, "second", got)
         await anyio.wait_all_tasks_blocked()
         got.append(await threads.place("first", "first"))
         group.cancel_scope.cancel()
