@@ -356,9 +356,9 @@ async def filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT
     from agentloop._concurrency.beside import beside  # most runs have fixed tools
 
     async def is_enabled(tool: FunctionTool | Handoff) -> Any:
-        name, asked = tool.lookup_key if isinstance(tool, FunctionTool) else tool.name, tool.is_enabled
-        assert callable(asked)
-        do = partial(call_user, asked, run.context, run.agent)
+        name, decide = tool.lookup_key if isinstance(tool, FunctionTool) else tool.name, tool.is_enabled
+        assert callable(decide)
+        do = partial(call_user, decide, run.context, run.agent)
         return await run.call_callback("is_enabled", f"{run.state.turn}:{name}", do)
 
     asked = [tool for tool in tools if callable(tool.is_enabled)]

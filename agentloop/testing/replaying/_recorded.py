@@ -250,10 +250,10 @@ class RecordedRun:
             )
             if failed is None or (not (later := settled[failed + 1 :]) and entry.ended):
                 continue
-            first, times = settled[failed] + 1, [at for at in map(self._find_stop_time, later) if at is not None]
+            first, times = settled[failed] + 1, self._list_stop_times(later)
             stop = later[-1] + 1 if entry.ended else entry.stop  # if it reached no call, as far as the log goes
             if times:  # of records at this same moment the order is unknown, so they count as earlier
-                cut = next((index for index in later if self._find_stop_time(index) is not None), stop)
+                cut = next((index for index in later if stop_time(self.records[index]) is not None), stop)
                 stop = bisect_right(self.records, min(times), first, cut, key=lambda one: one.at)
             found[path] = first, self._find_first_cut(path, later, first, stop)
         return found
@@ -263,7 +263,7 @@ class RecordedRun:
         appended as it was cancelled; else *stop*.
         """
         nested = {(*path, self.records[index].call_id) for index in settled}  # type: ignore[union-attr]
-        times = [at for at in map(self._find_stop_time, settled) if at is not None]
+        times = self._list_stop_times(settled)
         end = self._find_end(path, start, stop) if times else None
         if end is not None and self.records[end].at >= min(times):
             stop = end  # it would have cut them otherwise; later, it was the owner's own step that did
@@ -272,9 +272,9 @@ class RecordedRun:
                 return index
         return stop
 
-    def _find_stop_time(self, index: int) -> float | None:
-        """Return the time at which another call's failure cancelled the call that settled as record *index*, if any."""
-        return stop_time(self.records[index])
+    def _list_stop_times(self, settled: Iterable[int]) -> list[float]:
+        """Return the times at which another call's failure cancelled those of the *settled* calls that it did."""
+        return [at for index in settled if (at := stop_time(self.records[index])) is not None]
 
     def _find_first_after(self, at: float, start: int, stop: int) -> int | None:
         """Return the number of the first record in *start* to *stop* after *at*; None if one has just this time."""
