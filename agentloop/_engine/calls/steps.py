@@ -436,7 +436,7 @@ async def store_output(live: LiveCall, draft: Draft) -> Draft:
         do = partial(call_user, store.put, live.call, text)
         return await live.run.call_callback("output_store", live.call_id, do, record_answer=False)
 
-    kept_at = {text: str(await put(text)) for text in texts_of(output) if len(text) > limit}
+    kept_at = {text: str(await put(text)) for text in dict.fromkeys(texts_of(output)) if len(text) > limit}
     return draft.replace(outcome=draft.outcome.replace(output=cut_output(output, limit, kept_at)))
 
 

@@ -150,6 +150,24 @@ async def test_oversize_results_go_to_the_store_under_their_own_keys(run_mode: R
         assert len(found[asked.call_id]) <= 200
 
 
+async def test_equal_long_parts_of_a_result_are_stored_once(run_mode: Run) -> None:
+    """Each of them gets the one key; a short part stays out."""
+    store = Store()
+
+    @tool
+    async def f() -> list[Text]:
+        return [Text("1" * 1000), Text("2" * 1000), Text("1" * 1000), Text("short")]
+
+    agent = make_agent([f], call("f", {}, "a"))
+    config = RunConfig(tool_execution=ToolExecution(max_output_chars=200), output_store=store)
+    await run_mode(agent, "go", run_config=config)
+    parts: Any = read_shown_outputs(agent)["a"]
+    assert [data[0] for _, data in store.kept.values()] == ["1", "2"]
+    for part, key in zip(parts, ["store/0", "store/1", "store/0", "short"], strict=True):
+        assert key in part.text
+        assert len(part.text) <= 200
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (False, "false"), (0.0, "0.0"), ("", ""), ([], "[]"), ({}, "{}"), ((), "[]"), (None, "(no output)")],
