@@ -37,20 +37,19 @@ PARTS = {
     "concurrency": ["tests/concurrency"],
 }
 """All tests, in parts that run side by side, for `tests-all`; what they cover is measured."""
-EDGES = [f"tests/{folder}" for folder in ("edges", "executors", "web", "lab", "testing")]
-VARIATIONS = {
-    "runs again": ["tests/runs", "--backends", "asyncio-eager,trio", "-k", "asyncio or trio"],
-    "edges again": [*EDGES, "-m", "not slow", "--backends", "asyncio-eager", "-k", "asyncio-eager"],
-}
-"""The same on the loops that are left, where nothing is measured and what needs no loop is left out."""
 ELSEWHERE = [
     *("-m", "not local_model and not slow"),
-    *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"),
+    *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing", "--ignore=tests/lab"),
+    "--ignore=tests/timeline",
 ]
 """What depends on the interpreter."""
 OLDEST = [*ELSEWHERE, "--backends", "asyncio,trio"]
-BETWEEN = [*ELSEWHERE, "--backends", "asyncio"]
-"""On Pythons that are neither the newest nor the oldest: asyncio is what is another one in each."""
+BETWEEN = [
+    *("tests/runs", "tests/concurrency", "tests/core", "tests/edges"),
+    *("-m", "not local_model and not slow", "--backends", "asyncio-eager"),
+]
+"""On Pythons that are neither the newest nor the oldest: asyncio is what is another one in each, and no other job has
+eager tasks."""
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -237,7 +236,6 @@ def tests_all(session: nox.Session) -> None:
         jobs = [Job("newest", venv, list(session.posargs), measured=True)]
     else:
         jobs = [Job(f"newest {name}", venv, what, measured=True) for name, what in PARTS.items()]
-        jobs += [Job(f"newest {name}", venv, what) for name, what in VARIATIONS.items()]
         for python in others:
             what = OLDEST if python == others[-1] else BETWEEN
             jobs.append(Job(_version(python), _installed(session, python, model=False), what))
@@ -645,6 +643,7 @@ LONG = {
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/concurrency", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
+    "moments": ["--backends", "asyncio,trio", "-s", "tests/postgres_store/test_drawn_inputs.py"],
     "fleet": ["--backends", "asyncio", "-s", "tests/postgres_store/test_served_fleet.py"],
     "web": ["--backends", "asyncio", "tests/web/test_servers.py", "-k", "many_clients"],
 }
@@ -657,11 +656,13 @@ LONG_TEMPORAL = [f"tests/temporal_engine/test_{name}.py" for name in ("lost_work
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
     the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries, ten
-    minutes of exploration, what `scale` measures, workers of Temporal that are killed
-    at each activity, and `busy`. All of it runs, whatever fails. `nox -s long -- uvloop scale` takes these parts.
+    minutes of exploration, replays of drawn runs that were ended in every way, what `scale` measures, workers of
+    Temporal that are killed at each activity, and `busy`. All of it runs, whatever fails. `nox -s long -- uvloop scale`
+    takes these parts.
     """
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
+    passes["replays"] = ["-m", "tests.exploration.replays", "--count", "5000"]
     passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
     passes["scale"] = ["-m", "benchmarks.scale"]
     passes["temporal"] = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *LONG_TEMPORAL]
