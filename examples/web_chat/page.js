@@ -13,6 +13,7 @@ const PATIENCE = 5; // attempts to come back, one after the other, each later th
 let run = null; // the id of the run that is shown
 let last = null; // the id of the last recorded event
 let connection = null; // the AbortController of the stream under way
+let followed = 0; // how often a stream was followed: an answer may be given before the stream that asked has ended
 let partial = null; // the bubble of the answer that is coming
 let cards = new Map(); // the card of each call, by path and id
 let waiting = new Map(); // the bubble of each input that the model hasn't been shown, by its id
@@ -265,6 +266,7 @@ async function read(method, path, body) {
 
 // Read a run, and come back to it until it has ended.
 async function follow(method, path, body) {
+  const mine = ++followed;
   setState("working", true);
   for (let attempt = 0; ; attempt++) {
     let ended = false;
@@ -284,6 +286,7 @@ async function follow(method, path, body) {
     partial?.remove(); // its pieces are not sent again: the item holds the whole text
     partial = null;
   }
+  if (mine !== followed) return; // the stream of the answer tells the state
   connection = null;
   if ($("state").textContent !== "waiting for you") {
     for (const bubble of waiting.values()) bubble.querySelector("button")?.remove(); // the run has ended before

@@ -176,6 +176,20 @@ async def test_a_question_is_a_form_of_its_schema(url: str, button: str, said: s
         assert await page.texts(".error") == await page.texts(".verdict") == []
 
 
+async def test_an_answer_before_the_stream_has_ended_is_waited_for(url: str) -> None:
+    """Who answers at once does so before the stream that asked has ended; the page is ready when the answer is there."""
+    async with browsing(url) as page:
+        answer = "window.answered = true; document.querySelector('button.yes').click()"
+        await page.at("document.querySelector('.verdict select') !== null", answer)
+        at_ready = await page.at(
+            "window.answered && document.getElementById('state').textContent === 'ready'",
+            "window.said = document.querySelectorAll('.assistant').length",
+        )
+        await page.say("I want a drink")
+        await page.until(at_ready)
+        assert await page.browser.evaluate("window.said") == 1
+
+
 async def test_an_answer_that_does_not_fit_leaves_the_form(url: str) -> None:
     """A form of an object has a field for each member. What isn't taken is said, and the next answer is."""
     schema = "{type: 'object', properties: {name: {type: 'string'}, age: {type: 'integer'}, old: {type: 'boolean'}}}"
