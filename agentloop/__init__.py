@@ -7,10 +7,8 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agentloop._engine.run_stream import RunStream
 from agentloop.abc import Instrument
 from agentloop.agents import Agent
-from agentloop.budget import UsageLimits
 from agentloop.config import (
     ErrorHandlerData,
     ErrorHandlerResult,
@@ -19,61 +17,42 @@ from agentloop.config import (
     RunConfig,
     TracingSettings,
 )
+from agentloop.config.budget import UsageLimits
+from agentloop.config.hooks import AgentHooks, RunHooks, RunOutcome
+from agentloop.config.policies import Ask, Deny, PendingCall, Policy
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
-    ContextTooLong,
     InputGuardrailTripwireTriggered,
-    InputRefusedError,
-    JournalError,
     MaxTurnsExceeded,
     ModelBehaviorError,
-    ModelRefusalError,
-    ModelTimeoutError,
-    ModelTransportError,
-    OutcomeUnknown,
     OutputGuardrailTripwireTriggered,
-    ReplayDivergence,
     RunTimeoutError,
-    SessionConflict,
     StateError,
     ToolCallError,
-    ToolCancelledError,
-    ToolLoopDetected,
-    ToolSourceError,
-    ToolTimeoutError,
     UsageLimitExceeded,
     UserError,
-    UserTypeError,
-    UserValueError,
 )
 from agentloop.guardrails import (
     Allow,
     AskAgain,
     GuardrailFunctionOutput,
     InputGuardrail,
-    InputGuardrailResult,
     OutputGuardrail,
-    OutputGuardrailResult,
     input_guardrail,
     output_guardrail,
 )
 from agentloop.handoffs import Handoff, HandoffInputData, handoff
-from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
 from agentloop.limits import Capacity, Rate, TokenRate, ToolExecution
-from agentloop.outcomes import CallOutcome
-from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
 from agentloop.run import ResumeOptions, Runner, RunOptions, Runtime, open_runtime
+from agentloop.run._stream import RunStream
 from agentloop.settings import (
     CachePolicy,
     Conversation,
-    JsonLimits,
     ModelRetrySettings,
     ModelSettings,
     Prompt,
-    RetryAdvice,
-    RetryContext,
     SessionSettings,
     ToolErrorArgs,
 )
@@ -96,14 +75,24 @@ from agentloop.tools import (
 from agentloop.usage import RequestUsage, Usage
 
 if TYPE_CHECKING:
-    from agentloop._bundling import Bundle
+    from agentloop import abc as abc
+    from agentloop import events as events
+    from agentloop import exceptions as exceptions
+    from agentloop import executors as executors
+    from agentloop import guardrails as guardrails
+    from agentloop import items as items
+    from agentloop import journal as journal
+    from agentloop import models as models
+    from agentloop import outcomes as outcomes
+    from agentloop import records as records
+    from agentloop import sessions as sessions
+    from agentloop import settings as settings
     from agentloop._common.version import __version__ as __version__
     from agentloop._schema.json_schema import JsonSchema
     from agentloop._schema.output_schema import OutputType
     from agentloop._storage.public_json import item_from_json, record_from_json, to_json
     from agentloop._storage.signing import SealKey
-    from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
-    from agentloop.executors import Computer, Editor, Shell
+    from agentloop.config._bundling import Bundle
     from agentloop.run._batch import BatchedRun, RunBatch
     from agentloop.state import RunState
     from agentloop.window import ClearToolOutputs, ContextPolicy, ContextView, DropOldest, Summarize
@@ -121,14 +110,13 @@ _SUBMODULES = (
     "outcomes",
     "records",
     "sessions",
+    "settings",
     "testing",
 )
 _LAZY = {
     "__version__": "_common.version",
     **dict.fromkeys(("BatchedRun", "RunBatch"), "run._batch"),
-    **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
-    **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
-    "Bundle": "_bundling",
+    "Bundle": "config._bundling",
     "JsonSchema": "_schema.json_schema",
     "OutputType": "_schema.output_schema",
     **dict.fromkeys(("item_from_json", "record_from_json", "to_json"), "_storage.public_json"),
@@ -139,7 +127,8 @@ _LAZY = {
 """By name: the module of a class or function that only some runs need, imported at its first use."""
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
+    """Return a name that isn't imported yet."""
     if name in _SUBMODULES:
         return import_module(f"agentloop.{name}")
     if name in _LAZY:
@@ -150,6 +139,10 @@ def __getattr__(name: str) -> Any:
     _refuse(name, in_import=_is_import(sys._getframe(1)))
 
 
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = _find
+
+
 def _refuse(name: str, *, in_import: bool) -> NoReturn:
     """Refuse a name that isn't here. Python asks modules for names with underscores by itself.
 
@@ -158,7 +151,7 @@ def _refuse(name: str, *, in_import: bool) -> NoReturn:
     """
     from agentloop._common.extras import describe_foreign
 
-    places = ("guardrails", "exceptions", *(_SUBMODULES if in_import else ()))
+    places = ("guardrails", "exceptions", "settings", "outcomes", *((*_SUBMODULES, "conditions") if in_import else ()))
     place = next((each for each in places if name in _names_of(each)), None)
     if place is None and not name.startswith("_") and (foreign := describe_foreign()):
         raise ImportError(f"agentloop has no {name!r}; {foreign}")
@@ -191,18 +184,13 @@ __all__ = [
     "BatchedRun",
     "Bundle",
     "CachePolicy",
-    "CallOutcome",
     "Capacity",
     "ClearToolOutputs",
-    "Computer",
-    "Condition",
     "ContextPolicy",
-    "ContextTooLong",
     "ContextView",
     "Conversation",
     "Deny",
     "DropOldest",
-    "Editor",
     "ErrorHandlerData",
     "ErrorHandlerResult",
     "ExternalTool",
@@ -213,36 +201,23 @@ __all__ = [
     "HistorySettings",
     "HostedTool",
     "InputGuardrail",
-    "InputGuardrailResult",
     "InputGuardrailTripwireTriggered",
-    "InputRefusedError",
     "Instrument",
-    "JournalError",
-    "JsonLimits",
     "JsonSchema",
-    "MaxTurns",
     "MaxTurnsExceeded",
     "ModelBehaviorError",
     "ModelInputData",
-    "ModelRefusalError",
     "ModelRetrySettings",
     "ModelSettings",
-    "ModelTimeoutError",
-    "ModelTransportError",
-    "OutcomeUnknown",
     "OutputGuardrail",
-    "OutputGuardrailResult",
     "OutputGuardrailTripwireTriggered",
     "OutputType",
     "PendingCall",
     "Policy",
     "Prompt",
     "Rate",
-    "ReplayDivergence",
     "RequestUsage",
     "ResumeOptions",
-    "RetryAdvice",
-    "RetryContext",
     "RunBatch",
     "RunConfig",
     "RunContext",
@@ -258,29 +233,20 @@ __all__ = [
     "Runner",
     "Runtime",
     "SealKey",
-    "SessionConflict",
     "SessionSettings",
-    "Shell",
     "Span",
     "StateError",
     "StopAtTools",
     "Summarize",
-    "TextMention",
-    "TokenLimit",
     "TokenRate",
     "ToolCallError",
-    "ToolCalled",
-    "ToolCancelledError",
     "ToolContext",
     "ToolErrorArgs",
     "ToolExecution",
-    "ToolLoopDetected",
     "ToolResult",
     "ToolOrigin",
     "ToolSelection",
     "ToolSource",
-    "ToolSourceError",
-    "ToolTimeoutError",
     "ToolsToFinalOutput",
     "Trace",
     "TracingSettings",
@@ -288,8 +254,6 @@ __all__ = [
     "UsageLimitExceeded",
     "UsageLimits",
     "UserError",
-    "UserTypeError",
-    "UserValueError",
     "ask_user",
     "current_span",
     "default_tool_error_function",

@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 import attrs
 
-from agentloop import effects as e
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
@@ -34,6 +33,7 @@ from agentloop._engine.runtime.live_run import LiveRun, RunSettings
 from agentloop._engine.runtime.session_progress import SessionProgress, digest_item
 from agentloop._storage.incoming import check_items
 from agentloop.abc import ReplaceableSession
+from agentloop.abc import effects as e
 from agentloop.agents import Agent, implicit_settings
 from agentloop.config import HistorySettings, ModelInputData, RunConfig
 from agentloop.exceptions import (

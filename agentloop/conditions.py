@@ -21,6 +21,8 @@ from agentloop._common.naming import takes
 from agentloop._common.values import Value
 from agentloop.context import RunContext
 
+__all__ = ["Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"]
+
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]
 
@@ -61,7 +63,7 @@ class Condition:
     """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may be on either side.
 
     Example:
-        from agentloop import MaxTurns, TextMention, TokenLimit
+        from agentloop.conditions import MaxTurns, TextMention, TokenLimit
 
         enough = MaxTurns(10) | TextMention("DONE") & TokenLimit(1000)  # conditions are combined by | and &
         print(type(enough).__name__ != "MaxTurns")  # True
@@ -120,7 +122,8 @@ class MaxTurns(Condition):
     """Holds from the end of turn *n* on. Stops the run with a result; the `max_turns` of a run raises an error.
 
     Example:
-        from agentloop import Agent, MaxTurns, RunConfig, Runner, tool
+        from agentloop import Agent, RunConfig, Runner, tool
+        from agentloop.conditions import MaxTurns
         from agentloop.testing import ScriptedModel, call
 
         @tool
@@ -148,7 +151,8 @@ class ToolCalled(Condition):
     """Holds once the tool called *name* has been called in the run.
 
     Example:
-        from agentloop import Agent, RunConfig, Runner, ToolCalled, tool
+        from agentloop import Agent, RunConfig, Runner, tool
+        from agentloop.conditions import ToolCalled
         from agentloop.testing import ScriptedModel, call
 
         @tool
@@ -177,7 +181,7 @@ class TextMention(Condition):
     """Holds for a turn whose messages or tool outputs contain *text* exactly.
 
     Example:
-        from agentloop import MaxTurns, TextMention
+        from agentloop.conditions import MaxTurns, TextMention
 
         either = TextMention("DONE") | MaxTurns(20)  # give it as RunConfig.stop_when
         print(either)  # TextMention('DONE') | MaxTurns(20)
@@ -199,7 +203,7 @@ class TokenLimit(Condition):
     """Holds once the run has used *n* tokens in all. Stops the run with a result; `UsageLimits` raise an error.
 
     Example:
-        from agentloop import TokenLimit, ToolCalled
+        from agentloop.conditions import TokenLimit, ToolCalled
 
         both = TokenLimit(50_000) & ToolCalled("save")  # give it as RunConfig.stop_when
         print(both)  # TokenLimit(50000) & ToolCalled('save')

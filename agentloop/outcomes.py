@@ -41,6 +41,7 @@ class AddedInput(Value, frozen=True, gc=False):
     """An input that was added to a run under way, and what has become of it (`RunState.inputs`).
 
     `reason` is what the guardrail says that has rejected it, and `by` names its giver, in the application's words.
+    `call_id` names the background call of which it is the result.
     """
 
     id: str
@@ -49,6 +50,7 @@ class AddedInput(Value, frozen=True, gc=False):
     by: str | None = None
     status: InputStatus = "waiting"
     reason: str | None = None
+    call_id: str | None = None
 
 
 class CallOutcome(NotedValue, frozen=True, kw_only=True):

@@ -342,6 +342,8 @@ class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True, metacla
     attempt: int = 1
     error: str | None = None
     """The outcome's `error` in words."""
+    background: bool = False
+    """True if the body runs on in the background: its result comes as an input (`InputAdded.call_id`)."""
 
 
 class BatchEnded(_Record, frozen=True, tag="batch_ended"):
@@ -376,7 +378,10 @@ class HistoryReplaced(_Record, frozen=True, tag="history_replaced"):
 
 
 class InputAdded(_Record, frozen=True, tag="input_added"):
-    """The application added input to a run under way: it waits until the run shows it to the model (`InputShown`)."""
+    """The application added input to a run under way: it waits until the run shows it to the model (`InputShown`).
+
+    Or a background call has ended, and the input is its result.
+    """
 
     items: tuple[Item, ...]
     id: str = ""
@@ -385,6 +390,8 @@ class InputAdded(_Record, frozen=True, tag="input_added"):
     """The moment to show it: with the next request, or when the run would end otherwise."""
     by: str | None = None
     """The giver of the input, in the application's words."""
+    call_id: str | None = None
+    """The background call of which this is the result."""
 
 
 class InputShown(_Record, frozen=True, tag="input_shown"):

@@ -65,7 +65,7 @@ class RunData(ReprByFields):
         None if nothing in the run had a price. For example, with `price=lambda name, usage: ...` in dollars,
         `f"{result.cost:.4f} $"`.
         """
-        from agentloop.budget import total_cost
+        from agentloop.config.budget import total_cost
 
         return total_cost(self.records)
 

@@ -50,7 +50,8 @@ class JsonLimits(ByFields):
             models often write numbers and lists. It is tried only after the value didn't fit.
 
     Example:
-        from agentloop import JsonLimits, RunConfig
+        from agentloop import RunConfig
+        from agentloop.settings import JsonLimits
 
         config = RunConfig(json_limits=JsonLimits(max_bytes=10_000, max_depth=8))
         print(config.json_limits.max_depth)  # 8

@@ -9,6 +9,7 @@ engine; stored forms are in `_storage`.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
@@ -25,7 +26,7 @@ from agentloop._concurrency.backend import liveness
 from agentloop._core.call_identity import find_tool, have_same_arguments
 from agentloop._core.call_state import CallState, make_interruption, make_question
 from agentloop._core.plan import read_arguments
-from agentloop._core.record_events import parse_event_id, read_events
+from agentloop._core.record_events import events_of
 from agentloop._core.run_fold import RunFold
 from agentloop._schema.json_check import find_violation
 from agentloop._schema.json_text import parse_object
@@ -221,10 +222,10 @@ class RunState:
         begun = self._fold.started
         if begun is None:
             return False
-        from agentloop._storage.state_codec import plain_line
+        from agentloop._storage.state_codec import line_encoder
 
-        given = begun.replace(input=to_items(input))
-        return plain_line(given, self.converter) == plain_line(begun, self.converter)
+        given, as_plain = begun.replace(input=to_items(input)), line_encoder(None, self.converter)
+        return as_plain(given) == as_plain(begun)
 
     @property
     def final_output(self) -> Any:
@@ -247,9 +248,8 @@ class RunState:
         Raises:
             UserTypeError, UserValueError: if *after* isn't an id.
         """
-        if after is not None:
-            parse_event_id(after)
-        return read_events(tuple(self.records), AgentGraph(self.agent), after)
+        last = None if after is None else parse_event_id(after)
+        return _read_events(tuple(self.records), AgentGraph(self.agent), last)
 
     # -- deciding
 
@@ -802,7 +802,7 @@ def apply_checked(fold: RunFold, records: Sequence[r.Record]) -> None:
 
 Place: TypeAlias = tuple[tuple[str, ...], str]
 """Path and id of a call."""
-OpenRequests: TypeAlias = Mapping[Place, r.ApprovalRequested]
+OpenRequests: TypeAlias = Mapping[Place, Callable[[], r.ApprovalRequested]]
 """Approval requests not recorded yet, by path and call id: the callbacks that decide on them are still running."""
 
 
@@ -830,7 +830,8 @@ def verdict_on(
             if another part of the verdict has a wrong type.
     """
     for name, validator in _PARTS_OF_VERDICTS.items():
-        check(name, validator, verdict.get(name))
+        if (part := verdict.get(name)) is not None:
+            check(name, validator, part)
     check("replace", _FLAG, replace)
     if isinstance(call, CallToAnswer):
         raise StateError(f"call {call.call.call_id!r} waits for its answer, not for a verdict: answer it")
@@ -838,8 +839,8 @@ def verdict_on(
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
     request = state.approval if state is not None else None
-    if open_requests is not None:
-        request = open_requests.get((path, call_id), request)
+    if open_requests and (path, call_id) in open_requests:
+        request = open_requests[path, call_id]()
     if inner is None or state is None or request is None:
         raise StateError(f"no call {call_id!r} waits for a verdict")
     replace = replace or any(one is inner.verdict(state) for one in own)
@@ -971,7 +972,7 @@ def _locate_question(root: RunFold, call: Interruption | str) -> tuple[tuple[str
 
 _TEXT, _FLAG = NAMES.text(), NAMES.flag()
 _PART = optional(_TEXT)
-_PARTS_OF_VERDICTS = {"by": _PART, "message": _PART, "always": optional(_FLAG)}
+_PARTS_OF_VERDICTS = {"by": _TEXT, "message": _TEXT, "always": _FLAG}
 
 
 REPLACE_HINT = "; with replace=True another verdict takes its place, until the call starts"
@@ -1175,3 +1176,46 @@ def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, A
 def _find_schema(graph: Mapping[str, Any], agent: str, tool: str) -> Any:
     agents = graph.get("agents") or {}
     return ((agents.get(agent) or {}).get("tools") or {}).get(tool, {}).get("schema")
+
+
+# -- events
+
+
+_EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})", re.ASCII)
+
+
+def parse_event_id(text: str) -> tuple[int, int]:
+    """Return the numbers of an event's id, `RECORD.INDEX`; ids are ordered as these are.
+
+    Raises:
+        UserTypeError, UserValueError: if *text* isn't such an id.
+    """
+    if not isinstance(text, str):
+        raise UserTypeError(f"event id: expected text such as '17.0', got {text!r}")
+    found = _EVENT_ID.fullmatch(text)
+    if found is None:
+        raise UserValueError(f"event id: expected text such as '17.0', got {text[:60]!r}")
+    return int(found[1]), int(found[2])
+
+
+def _read_events(
+    records: Iterable[r.Record], graph: AgentGraph, last: tuple[int, int] | None
+) -> Iterator[tuple[str, Event]]:
+    """Yield each event of a stored log with its id, in order; with *last*, those that follow the event of that id.
+
+    An agent that *graph* lacks is shown as one without a definition, whose name is its key.
+    """
+    root = RunFold()
+
+    def find_agent(path: tuple[str, ...]) -> Agent[Any, Any]:
+        fold = root.at(path)
+        assert fold is not None  # its record has been folded
+        return graph.find(fold.agent) or Agent(fold.agent)
+
+    for number, record in enumerate(records):
+        record = root.apply(record)
+        if last is not None and number < last[0]:
+            continue
+        for index, event in enumerate(events_of(record, root, find_agent)):
+            if last is None or (number, index) > last:
+                yield f"{number}.{index}", event

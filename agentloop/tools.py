@@ -279,6 +279,10 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     )
     serial: str | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.text()))
     exclusive: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
+    background: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
+    on_end: Literal["wait", "cancel"] = attrs.field(
+        default="wait", repr=False, validator=_TOOL.one_of("wait", "cancel")
+    )
     abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
     namespace_description: str | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.text()))
@@ -331,6 +335,8 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         if isinstance(self.body, ExternalBody) and (self.idle_timeout is not None or self.kind != "function"):
             field = "kind" if self.idle_timeout is None else "idle_timeout"
             raise UserValueError(f"tool {self.name!r}: {field}: the application answers the calls, no body runs")
+        if self.background or self.on_end != "wait":
+            self._check_background()
         if self.runs_in_thread:
             self._check_thread()
         elif self.abandon_on_cancel:
@@ -345,6 +351,26 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text isn't an object with arguments by name
         if self.serial is None:
             object.__setattr__(self, "serial", "custom")
+
+    def _check_background(self) -> None:
+        if not self.background:
+            raise UserValueError(f"tool {self.name!r}: on_end: give background=True, too")
+        if isinstance(self.body, AgentCall | ExternalBody | ToolSearch):
+            raise UserValueError(f"tool {self.name!r}: background: expected a function of your own as the body")
+        faults = {
+            "exclusive": self.exclusive,
+            "serial": self.serial is not None,
+            "failure_error_function": self.failure_error_function is None,
+            "timeout_behavior": self.timeout_behavior == "raise",
+            "in_doubt": self.in_doubt == "raise",
+            "tool_output_guardrails": bool(self.tool_output_guardrails),
+            "custom_data_extractor": self.custom_data_extractor is not None,
+        }
+        if wrong := [name for name, is_given in faults.items() if is_given]:
+            raise UserValueError(
+                f"tool {self.name!r}: {wrong[0]}: a background call has settled when its body ends, so its result can "
+                "only be told to the model, as a message"
+            )
 
     def _check_thread(self) -> None:
         for field in ("timeout", "idle_timeout"):
@@ -516,6 +542,8 @@ class FunctionOptions(ToolOptions, total=False):
     strict_mode: bool
     capacity: Capacity | Rate | Sequence[Capacity | Rate]
     abandon_on_cancel: bool
+    background: bool
+    on_end: Literal["wait", "cancel"]
     external: bool
     kind: ToolKind
     format: Mapping[str, Any] | None
@@ -754,6 +782,10 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
             in the group `"custom"` unless another is given.
         exclusive: True if no other call may run beside a call.
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
+        background: True if the call settles once its body has started: the model gets "started" at once, and the
+            result as a message when it is there. See `docs/how-to/background.md`.
+        on_end: A run that would end waits for its background calls and shows the model their results (`"wait"`), or
+            cancels them (`"cancel"`).
         external: True if the application answers the calls, as of an `ExternalTool`: the function has no body, and its
             annotations say what the tool takes and what the answer is.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.

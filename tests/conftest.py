@@ -101,7 +101,7 @@ def _differ(one: Any, other: Any, place: str) -> list[str]:
     return [] if one == other else [place]
 
 
-CACHES = ("_digest", "_digested", "_found", "_repeats", "_counted", "just_released")
+CACHES = ("_digest", "_digested", "_repeats", "_counted", "just_released")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,6 @@
-"""The text that the model receives of a tool that failed, unless the tool's `failure_error_function` writes another.
+"""The text that the model receives of a tool that failed, unless the application writes another.
+
+It may do so by a tool's own `failure_error_function`, or for all other tools by `ToolExecution.error_formatter`.
 
 `tools.default_tool_error_function` is this function for the application. A call that never ran has its text where it is
 refused (`_engine/calls/approval.py`, `steps.py`), and one that was cancelled in `_core/cancellation.py`.

@@ -86,6 +86,18 @@ class SharesName(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names i
         return False
 
 
+class Machinery:
+    """The base of a part of a run at work, whose repr shows no field.
+
+    A struct's own would show the whole log, secrets included, in each traceback that has local variables.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)
+
+
 class ReprByFields:
     """The base of an attrs class, made with `repr=False`, whose repr shows its fields as that of attrs does.
 

@@ -91,6 +91,22 @@ outermost_nursery: ContextVar[Around | None] = ContextVar("agentloop outermost n
 """The nursery whose owner holds the current work; None on trio, which has no native cancellations."""
 
 
+def on_asyncio(do: Callable[[], None]) -> None:
+    """Call *do* in a callback of the event loop, with anyio's questions answered there, too.
+
+    sniffio names the library by the current task, and a callback has none. `anyio.run` names it in a variable that a
+    callback inherits, and `asyncio.run` doesn't.
+    """
+    sniffio = sys.modules.get("sniffio")  # without it, anyio takes the running loop for the answer
+    if sniffio is None:
+        return do()
+    named = sniffio.current_async_library_cvar.set("asyncio")
+    try:
+        do()
+    finally:
+        sniffio.current_async_library_cvar.reset(named)
+
+
 def enclosing_cancelled() -> bool:
     """Tell whether a scope around the current task is cancelled, so that the next checkpoint will raise."""
     if (nursery := innermost_nursery.get()) is not None:
@@ -415,17 +431,16 @@ def token_again(token: EventLoopToken) -> Callable[[], EventLoopToken]:
     return lambda: EventLoopToken(backend, loop())
 
 
-def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> None:
-    """Schedule `fn(*args)` on the event loop of *token*, from any thread, without waiting for it.
+def scheduler() -> Callable[..., object]:
+    """Return a function that schedules `fn(*args)` on the current event loop, from any thread, and doesn't wait for it.
 
-    Raises:
-        RuntimeError: if the loop is closed.
+    It raises RuntimeError once the loop is closed.
     """
-    native = token.native_token
-    if isinstance(native, asyncio.AbstractEventLoop):
-        native.call_soon_threadsafe(fn, *args)
-    else:
-        native.run_sync_soon(fn, *args)  # type: ignore[attr-defined]  # a trio token; trio is an extra
+    if (loop := asyncio._get_running_loop()) is not None:
+        return loop.call_soon_threadsafe
+    import trio  # an extra, and here only where it runs
+
+    return trio.lowlevel.current_trio_token().run_sync_soon
 
 
 def _do_nothing() -> None:

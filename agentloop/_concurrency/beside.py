@@ -61,7 +61,11 @@ async def beside(
     """
     alone = here if not pieces else pieces[0] if len(pieces) == 1 and here is None else None
     if alone is not None:  # a group with one task would take 25 µs, and most callers have one piece
-        return [await _do_alone(alone)]
+        try:
+            return [await alone()]
+        except Exception:
+            await checkpoint_if_cancelled()  # noqa: ASYNC120 - a cancellation outranks it, as among several
+            raise
     if not pieces:
         return []
     several = _Several(on_error)
@@ -82,14 +86,6 @@ async def beside(
     if len(several.answers) < len(pieces) + (here is not None):
         raise unexpected_cancellation()
     return [several.answers[position] for position in sorted(several.answers)]
-
-
-async def _do_alone(piece: Piece) -> Any:
-    try:
-        return await piece()
-    except Exception:
-        await checkpoint_if_cancelled()  # noqa: ASYNC120 - a cancellation outranks it, as among several
-        raise
 
 
 @final

@@ -67,23 +67,41 @@ class Cleanup:
         interrupt: the deadline is then set to now.
         """
         deadline = math.inf if seconds == math.inf else anyio.current_time() + seconds
-        if (end := self.deadline) is not None:
-            deadline = min(deadline, end + self.grace if late and end <= anyio.current_time() else end)
-        return Section(self, new_scope(shield=shield, deadline=deadline), on_cut)
+        return Section(self, new_scope(shield=shield, deadline=deadline), late, on_cut)
 
 
 class Section:
     """The block of `Cleanup.section`, to be entered once. Not a generator, which would take three times as long."""
 
-    __slots__ = ("_cleanup", "_on_cut", "_scope")
+    __slots__ = ("_cleanup", "_late", "_on_cut", "_scope")
 
-    def __init__(self, cleanup: Cleanup, scope: anyio.CancelScope, on_cut: Callable[[], None] | None) -> None:
-        self._cleanup, self._scope, self._on_cut = cleanup, scope, on_cut
+    def __init__(
+        self, cleanup: Cleanup, scope: anyio.CancelScope, late: bool, on_cut: Callable[[], None] | None
+    ) -> None:
+        self._cleanup, self._scope, self._late, self._on_cut = cleanup, scope, late, on_cut
 
     def __enter__(self) -> anyio.CancelScope:
+        self.resume()
+        return self._scope.__enter__()
+
+    def pause(self) -> None:
+        """Have no deadline, until `resume` begins the section anew.
+
+        So a block that waits for work and does it in turns is one section: a scope for each would take longer than
+        most of what is done in it.
+        """
+        for line in (self._cleanup, *self._cleanup._lines):
+            line._sections.pop(self._scope, None)
+        if self._scope.deadline < math.inf:
+            self._scope.deadline = math.inf
+
+    def resume(self) -> None:
+        """Begin, or begin anew after `pause`."""
         for line in (self._cleanup, *self._cleanup._lines):  # an inner section ends at the outer deadlines too
             line._sections[self._scope] = None
-        return self._scope.__enter__()
+        if (end := self._cleanup.deadline) is not None:
+            end = end + self._cleanup.grace if self._late and end <= anyio.current_time() else end
+            self._scope.deadline = min(self._scope.deadline, end)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         cut = error is not None and isinstance(error, cancelled_types())
@@ -91,8 +109,7 @@ class Section:
         try:
             return bool(self._scope.__exit__(kind, error, trace))
         finally:
-            for line in (self._cleanup, *self._cleanup._lines):
-                line._sections.pop(self._scope, None)
+            self.pause()
             if torn and self._cleanup.deadline is not None:
                 self._cleanup.end_by(anyio.current_time())
             if (self._scope.cancelled_caught or torn) and self._on_cut is not None:

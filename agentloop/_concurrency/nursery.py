@@ -384,7 +384,7 @@ class _BareTasks(Nursery):
                 self.cancel()
         elif not self.ended and self._on_lost is not None:
             self.cancel()
-            self._on_lost()
+            backend.on_asyncio(self._on_lost)
         if not self._members:
             self.ring()
 

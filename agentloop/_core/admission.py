@@ -38,8 +38,8 @@ else is an index: `_lanes` by limits, `queue` by the head that waits, `patient` 
 `marked` and `_agenda` by what `admit` has yet to check. Entries of the heaps `queue` and `_agenda` are skipped when
 their head has changed, as removing from the middle of a heap would cost a scan.
 
-Invariants: a waiting ticket that has arrived is in exactly one lane; the head of a lane waits in one line or is on the
-agenda; a ticket takes all its limits or none.
+Invariants: a waiting ticket is in exactly one lane; the head of a lane waits in one line or is on the agenda; a ticket
+takes all its limits or none.
 
 Decisions:
 
@@ -163,13 +163,10 @@ class _LimitQueue(msgspec.Struct, eq=False):
     """Tickets for which a token is kept, in arrival order."""
     due: float = math.inf
     """Time on the loop's clock at which the line is read although nothing was given back."""
-    marked: bool = False
 
     def mark(self) -> None:
         """Make the next `admit` read the line, as its limit may have got room."""
-        if not self.marked:
-            self.marked = True
-            self.admission.marked.append(self)
+        self.admission.marked[self] = None
 
     def first(self) -> tuple[int, _Lane] | None:
         """Return the earliest lane that waits here."""
@@ -190,10 +187,9 @@ class Admission:
     """
 
     def __init__(self) -> None:
-        self.marked: list[_LimitQueue] = []
+        self.marked: dict[_LimitQueue, None] = {}
         """Lines whose limits may have got room since the line was read."""
         self._lanes: dict[tuple[Limit, ...], _Lane] = {}
-        self._new: deque[Ticket] = deque()
         self._agenda: list[tuple[int, _Lane, _LimitQueue | None]] = []
         """A heap of the lanes whose heads must be checked, with the line that each was read from."""
         self._due: list[tuple[float, int, _LimitQueue]] = []
@@ -210,20 +206,24 @@ class Admission:
         ticket.waiting = True
         self._seq += 1
         self._waiting += 1
-        self._new.append(ticket)
+        lane = self._lanes.get(ticket.limits)
+        if lane is None:
+            lane = self._lanes[ticket.limits] = _Lane()
+            heappush(self._agenda, (ticket.seq, lane, None))
+        lane.tickets.append(ticket)
+        self._remember(ticket, lane)
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
         """Remove waiting *tickets*; ignore those that have started or were removed before."""
         for ticket in tickets:
-            if not ticket.waiting:
+            lane = ticket.lane
+            if lane is None or not ticket.waiting:
                 continue
             ticket.waiting = False
             self._waiting -= 1
-            lane = ticket.lane
-            if lane is not None:
-                self._forget(ticket, release_kept=True)
-                if lane.tickets[0] is ticket:
-                    self._next_head(lane)
+            self._forget(ticket, release_kept=True)
+            if lane.tickets[0] is ticket:
+                self._next_head(lane)
 
     def admit(self, now: float) -> list[Ticket]:
         """Take the limits of the tickets that start at *now* (on the loop's clock); return these in starting order.
@@ -238,21 +238,14 @@ class Admission:
             line.mark()
         while True:
             while self.marked:
-                line = self.marked.pop()
-                line.marked = False
-                self._read(line)
-            if self._agenda:
-                seq, lane, source = heappop(self._agenda)
-                if lane.line is None and lane.tickets and lane.tickets[0].seq == seq:
-                    self._check_head(lane, started)
-                if source is not None:
-                    self._read(source)
-            elif self._new:  # later in arrival order than all that waited before
-                ticket = self._new.popleft()
-                if ticket.waiting:
-                    self._arrive(ticket, started)
-            else:
+                self._read(self.marked.popitem()[0])
+            if not self._agenda:
                 return started
+            seq, lane, source = heappop(self._agenda)
+            if lane.line is None and lane.tickets and lane.tickets[0].seq == seq:
+                self._check_head(lane, started)
+            if source is not None:
+                self._read(source)
 
     def next_room(self) -> float:
         """Return the time at which a ticket may start although no token was given back; infinity if there is none.
@@ -269,25 +262,12 @@ class Admission:
 
     # -- checking tickets
 
-    def _arrive(self, ticket: Ticket, started: list[Ticket]) -> None:
-        lane = self._lanes.get(ticket.limits)
-        if lane is not None:
-            lane.tickets.append(ticket)
-            self._remember(ticket, lane)
-        elif lacking := self._find_lacking(ticket):
-            lane = self._lanes[ticket.limits] = _Lane()
-            lane.tickets.append(ticket)
-            self._remember(ticket, lane)
-            self._join_line(lane, ticket, lacking)
-        else:
-            self._start(ticket, started)
-
     def _check_head(self, lane: _Lane, started: list[Ticket]) -> None:
         ticket = lane.tickets[0]
         if lacking := self._find_lacking(ticket):
             self._join_line(lane, ticket, lacking)
         else:
-            self._start(ticket, started)
+            self._start(lane, ticket, started)
 
     def _find_lacking(self, ticket: Ticket) -> list[Limit]:
         """Return the limits that have no room for *ticket* beyond the tokens kept for earlier tickets."""
@@ -307,7 +287,7 @@ class Admission:
         kept = sum([limit.amount(other.weight) for _, other in limit.line.kept[:earlier]]) if earlier else 0
         return free - kept >= limit.amount(ticket.weight)
 
-    def _start(self, ticket: Ticket, started: list[Ticket]) -> None:
+    def _start(self, lane: _Lane, ticket: Ticket, started: list[Ticket]) -> None:
         for limit in ticket.limits:
             if limit.weighed:
                 limit.take_amount(limit.amount(ticket.weight))
@@ -316,10 +296,8 @@ class Admission:
         ticket.waiting = False
         self._waiting -= 1
         started.append(ticket)
-        lane = ticket.lane
-        if lane is not None:
-            self._forget(ticket, release_kept=False)
-            self._next_head(lane)
+        self._forget(ticket, release_kept=False)
+        self._next_head(lane)
         for limit in ticket.limits:
             if (line := self._line(limit)) is not None:
                 self._pass(ticket, line)

@@ -29,8 +29,9 @@ characters, and so has its namespace."""
 
 def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits: JsonLimits) -> bool:
     """Tell whether two calls of one id request the same: equal kind and tool, and arguments equal as JSON."""
-    is_same_tool = type(a) is type(b) and a.name == b.name and _namespace(a) == _namespace(b)
-    return is_same_tool and have_same_arguments(a.arguments, b.arguments, limits)
+    is_same_tool = type(a) is type(b) and a.name == b.name
+    is_same_place = getattr(a, "namespace", None) == getattr(b, "namespace", None)  # a handoff has none
+    return is_same_tool and is_same_place and have_same_arguments(a.arguments, b.arguments, limits)
 
 
 def have_same_arguments(a: str, b: str, limits: JsonLimits) -> bool:
@@ -41,10 +42,6 @@ def have_same_arguments(a: str, b: str, limits: JsonLimits) -> bool:
 def arguments_digest(text: str, limits: JsonLimits) -> str:
     """Return a digest of a call's arguments that doesn't depend on how their JSON is written."""
     return hashlib.sha256(canonical_arguments(text, limits).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _namespace(call: ToolCall | HandoffCall) -> str | None:
-    return call.namespace if isinstance(call, ToolCall) else None
 
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:

@@ -36,6 +36,10 @@ class CallState(msgspec.Struct, eq=False):
     question: r.AnswerRequested | None = None
     """The application's answer was requested: the call is one of an external tool."""
     answer: r.CallAnswered | None = None
+    agent: str | None = None
+    """The key of the agent at its last start."""
+    is_background: bool = False
+    """True if its outcome says no more than that its body runs in the background."""
 
     @property
     def value(self) -> Any:
@@ -44,11 +48,6 @@ class CallState(msgspec.Struct, eq=False):
         if self.outcome.value is None and self.outcome.status == "succeeded" and self.body is not None:
             return self.body.value
         return self.outcome.value
-
-
-def is_search(call: CallState) -> bool:
-    """Tell whether *call* is a search for deferred tools that has settled."""
-    return call.outcome is not None and call.outcome.found is not None
 
 
 _get_subject = attrgetter("path", "call_id", "agent", "tool", "definition", "digest")
@@ -60,10 +59,14 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
     return bool(_get_subject(verdict) == _get_subject(request))
 
 
+def with_arguments(call: ToolCall, text: str | None) -> ToolCall:
+    """Return *call* with the arguments in *text*, which an approval or a guardrail may have changed; None: its own."""
+    return call if text is None or text == call.arguments else call.replace(arguments=text)
+
+
 def make_question(call: CallState, asked: r.AnswerRequested) -> CallToAnswer:
     """Return the interruption for the answer that *asked* requests: *call* with the arguments it started with."""
-    assert call.arguments is not None  # it has started
-    made = call.call.replace(arguments=call.arguments)
+    made = with_arguments(call.call, call.arguments)
     return CallToAnswer(
         call=made, agent=asked.agent, path=asked.path, returns=asked.returns, expires_at=asked.expires_at
     )
@@ -71,6 +74,5 @@ def make_question(call: CallState, asked: r.AnswerRequested) -> CallToAnswer:
 
 def make_interruption(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
     """Return the interruption for the approval request *asked*: *call* with the arguments it would run with."""
-    if asked.arguments is not None:
-        call = call.replace(arguments=asked.arguments)
-    return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
+    made = with_arguments(call, asked.arguments)
+    return ApprovalRequest(made, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)

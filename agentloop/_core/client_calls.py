@@ -7,8 +7,7 @@ output. Reads items only; does not know about tools or runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from agentloop._common.error_text import shorten
 from agentloop.items import (
@@ -43,7 +42,10 @@ def says_nothing(item: Item) -> bool:
 
 def is_call(item: Item) -> bool:
     """Tell whether *item* is a call that this library doesn't run."""
-    return isinstance(item, HostedToolCall) or (isinstance(item, OpaqueItem) and _is_call(_kind(item), item.data))
+    if not isinstance(item, OpaqueItem):
+        return isinstance(item, HostedToolCall)
+    kind = _kind(item)
+    return not kind.endswith(_OUTPUTS) and (kind.endswith(_CALLS) or isinstance(item.data.get("call_id"), str))
 
 
 def find_unanswered(items: Iterable[Item]) -> Item | None:
@@ -86,10 +88,6 @@ def _id(item: OpaqueItem | HostedToolCall) -> str | None:
 
 def _call_id(item: OpaqueItem | HostedToolCall) -> str | None:
     return item.call_id if isinstance(item, HostedToolCall) else None
-
-
-def _is_call(kind: str, data: Mapping[str, Any]) -> bool:
-    return not kind.endswith(_OUTPUTS) and (kind.endswith(_CALLS) or isinstance(data.get("call_id"), str))
 
 
 def _needs_answer(item: OpaqueItem | HostedToolCall) -> bool:

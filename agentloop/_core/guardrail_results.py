@@ -42,12 +42,13 @@ def restore_result(record: GuardrailSettled, state: RunFold, agent: Any, known: 
     if record.stage in ("tool_input", "tool_output"):
         call = state.calls.get(record.call_id or "")
         return ToolGuardrailResult(
-            guardrail=_find_guardrail(record, ()),
+            guardrail=RestoredGuardrail(record.guardrail),
             output=_restore_verdict(record),
             duration=record.duration,
             call=call.call if call is not None else ToolCall(record.call_id or "", ""),
         )
-    guardrail = _find_guardrail(record, known)
+    named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
+    guardrail = named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
     output: Any = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.verdict == "ask_again":
         output = AskAgain(str(record.detail or ""), record.info)
@@ -60,11 +61,6 @@ def restore_result(record: GuardrailSettled, state: RunFold, agent: Any, known: 
             input_id=record.input_id,
         )
     return OutputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, agent=agent)
-
-
-def _find_guardrail(record: GuardrailSettled, known: Sequence[Any]) -> Any:
-    named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
-    return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
 
 
 def _restore_verdict(record: GuardrailSettled) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, SupportsIndex, final, overload
 
-from agentloop.items import CALLS, OUTPUTS, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall
+from agentloop.items import CALLS, OUTPUTS, HandoffOutput, Item, Reasoning
 
 
 @final
@@ -30,9 +30,6 @@ class HistoryView(Sequence[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         return islice(self._items, self._length)
-
-    def __reversed__(self) -> Iterator[Item]:
-        return reversed(self._items[: self._length])
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Item: ...
@@ -76,13 +73,18 @@ def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
     answered = {item.call_id for item in items if isinstance(item, OUTPUTS)}
     if all(item.call_id in answered for item in items if isinstance(item, CALLS)):
         return items
+    return leave_out(items, lambda item: isinstance(item, CALLS) and item.call_id not in answered)
+
+
+def leave_out(items: Iterable[Item], is_unwanted: Callable[[Item], bool]) -> tuple[Item, ...]:
+    """Return *items* without the unwanted ones, and without the reasoning directly before those."""
     kept: list[Item] = []
     for item in items:
-        if isinstance(item, ToolCall | HandoffCall) and item.call_id not in answered:
-            while kept and isinstance(kept[-1], Reasoning):
-                kept.pop()
+        if not is_unwanted(item):
+            kept.append(item)
             continue
-        kept.append(item)
+        while kept and isinstance(kept[-1], Reasoning):
+            kept.pop()
     return tuple(kept)
 
 

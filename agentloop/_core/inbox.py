@@ -27,7 +27,7 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import InputRefusedError, UserValueError
-from agentloop.items import Item, _find_unpaired, to_items
+from agentloop.items import Content, Item, Text, ToolCall, UserMessage, _find_unpaired, to_items
 from agentloop.outcomes import AddedInput
 
 _TEXT = optional(NAMES.text())
@@ -36,13 +36,19 @@ _TEXT = optional(NAMES.text())
 def due_input(state: RunFold, *, ends: bool = False) -> AddedInput | None:
     """Return the added input to show next; None if none is due. With *ends* the run would end otherwise.
 
-    An `"idle"` input is due as well before the last turn: no later request could show it.
+    An `"idle"` input is due as well before the last turn: no later request could show it. The result of a background
+    call, which may come after that turn, doesn't change how the run ends: it waits for a run segment with more turns.
     """
     if not state.inbox or (state.turn_open and state.pauses):  # no item may separate the parts of one answer
         return None
     following = state.turn + (not state.turn_open)
     last = state.is_closing or (state.max_turns is not None and following >= state.max_turns)
-    return next((one for one in state.inbox.values() if ends or last or one.when == "turn"), None)
+    late = ends and _lacks_turn(state, following)
+    return next((one for one in state.inbox.values() if _is_due(one, every=ends or last, late=late)), None)
+
+
+def _is_due(one: AddedInput, *, every: bool, late: bool) -> bool:
+    return (every or one.when == "turn") and not (late and one.call_id is not None)
 
 
 def make_input(
@@ -116,8 +122,23 @@ def _check_open(state: RunFold, *, live: bool) -> None:
     """
     # A run under way has made the request of its open turn; a stored one makes it again.
     following = state.turn + 1 if live else state.turn + (not state.turn_open)
-    if (state.max_turns is not None and following > state.max_turns) or state.closing:
+    if _lacks_turn(state, following):
         raise InputRefusedError(f"add_input: no turn is left (max_turns={state.max_turns})", reason="no_turn_left")
+
+
+def _lacks_turn(state: RunFold, following: int) -> bool:
+    """Tell whether the run has no turn *following* that could show an input."""
+    return (state.max_turns is not None and following > state.max_turns) or bool(state.closing)
+
+
+def make_result(state: RunFold, call: ToolCall, output: Content, at: float, *, secret: bool) -> r.InputAdded:
+    """Return the record of *output*, the result of the background call *call*."""
+    head = f"Result of the background call {call.call_id} of tool {call.name}:"
+    content = f"{head}\n{output}" if isinstance(output, str) else (Text(head), *output)
+    name = f"result_{call.call_id}"
+    message = UserMessage(content, secret=secret)
+    name = _name_input(state) if name in state.inputs else name
+    return r.InputAdded(state.path, state.turn, at, (message,), name, call_id=call.call_id)
 
 
 def _name_input(state: RunFold) -> str:

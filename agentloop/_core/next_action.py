@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, final
 
 from agentloop._common.values import Value
-from agentloop._core import max_turns
 from agentloop._core.call_state import CallState
 from agentloop._core.client_calls import is_call
 from agentloop._core.run_fold import RunFold
@@ -118,7 +117,8 @@ def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
 
     A limit may have left one turn more, for the final output (`state.closing`); none follows that.
     """
-    if not state.turn_open and max_turns.is_used_up(state):
+    used_up = state.max_turns is not None and state.turn >= max(state.max_turns, state.closing)
+    if not state.turn_open and used_up:
         return GiveUp("max_turns", state.max_turns)
     return RequestModel()
 
@@ -147,7 +147,7 @@ def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> C
     if callable(behavior):
         return AskBehavior() if own else None  # after verdicts the provider runs the calls itself
     for call in own:
-        if call.outcome is None or call.outcome.output is None:
+        if call.outcome is None or call.outcome.output is None or call.is_background:
             continue
         if isinstance(behavior, StopAtTools) and call.call.name not in behavior.names:
             continue

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-import msgspec
 
 from agentloop._common.checks import OnFailure
 from agentloop._common.error_text import REDACTED, redact_message
@@ -176,7 +175,6 @@ class PlanRules(Value, frozen=True, kw_only=True):
 
     not_found: OnFailure = "tell_model"
     max_calls: int | None = None
-    limits: JsonLimits = msgspec.field(default_factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
-    read: Callable[[FunctionTool, str, JsonLimits], Arguments] = read_arguments
-    """Reads a call's arguments. It must be pure, so that a caching function can replace it."""
+    read: Callable[[FunctionTool, str], Arguments] = partial(read_arguments, limits=JsonLimits())
+    """Reads a call's arguments, within the run's limits. It must be pure, so that a caching function can replace it."""

@@ -129,7 +129,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
         return PlanEntry(index, call, None, _answer_without_tool(view, state, rules, near, call))
-    if rules.disabled and tool.lookup_key in rules.disabled:
+    if tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent!r} was disabled after the model was asked"
         )
@@ -150,8 +150,8 @@ def _plan_execution(
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         from agentloop._core.call_in_doubt import plan_in_doubt  # for a resumed run only
 
-        return plan_in_doubt(view, state, rules, call_state, tool)
-    arguments = rules.read(tool, call_state.call.arguments, rules.limits)
+        return plan_in_doubt(view.by_key, state, rules, call_state, tool)
+    arguments = rules.read(tool, call_state.call.arguments)
     source = None if arguments.receipt is None else _find_equal_call(state, call_state, arguments.receipt)
     return Execute(arguments) if source is None else Replay(source, arguments)
 

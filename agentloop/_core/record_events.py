@@ -1,8 +1,8 @@
 """The events that follow from records: what a stream shows of a log, the same for a run under way and a stored one.
 
-`events_of` is the only place where a record becomes events. A stream calls it as each record is appended; `read_events`
-folds a stored log and calls it for each record again, so that a consumer who has lost the connection gets what it
-missed. Signals (pieces of an answer, progress) follow from no record and are not made here.
+`events_of` is the only place where a record becomes events. A stream calls it as each record is appended;
+`RunState.events` folds a stored log and calls it for each record again, so that a consumer who has lost the connection
+gets what it missed. Signals (pieces of an answer, progress) follow from no record and are not made here.
 
 An event's id is `RECORD.INDEX`: the position of its record in the log, and its position among the events of that
 record, both from 0. Ids grow along the log, over all run segments, and mean the same event in a live run as in the log
@@ -11,32 +11,21 @@ that is read later.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._core.call_state import CallState, make_interruption, make_question
+from agentloop._core.call_state import make_interruption, make_question, with_arguments
 from agentloop._core.guardrail_results import restore_result
 from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
-from agentloop.agents._graph import AgentGraph
-from agentloop.exceptions import UserTypeError, UserValueError
-from agentloop.items import Item, ToolCall
+from agentloop.items import Item
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.usage import RequestUsage
 
 FindAgent: TypeAlias = Callable[[tuple[str, ...]], Agent[Any, Any] | None]
 """Returns the agent at work in the run at a path."""
-
-_ID = re.compile(r"(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})", re.ASCII)
-
-
-def as_run(state: CallState) -> ToolCall:
-    """Return a call with the arguments it runs with, which an approval or a guardrail may have changed."""
-    call, text = state.call, state.arguments
-    return call if text is None or text == call.arguments else call.replace(arguments=text)
 
 
 def _finish_reason(state: RunFold) -> str | None:
@@ -91,7 +80,8 @@ def _released_around(record: r.RunEnded, root: RunFold) -> list[ev.Event]:
 def _events_of_calls(record: r.Record, state: RunFold, find_agent: FindAgent, where: Any) -> list[ev.Event]:
     match record:
         case r.CallStarted(call_id=call_id):
-            return [ev.CallStarted(as_run(state.calls[call_id]), **where)]
+            call = state.calls[call_id]
+            return [ev.CallStarted(with_arguments(call.call, call.arguments), **where)]
         case r.CallSettled(call_id=call_id, outcome=outcome):
             return [ev.CallSettled(state.calls[call_id].call, outcome, **where), *_created(state.just_released, state)]
         case r.ApprovalRequested(call_id=call_id):
@@ -148,44 +138,3 @@ def find_usage_notes(records: Iterable[r.Record]) -> Iterator[ev.UsageNote]:
 
 _SAID = frozenset({"invalid_final_output", "max_turns", "usage_limits", "turns_left"})
 """Reasons for which the library itself says something to the model, between two of its answers."""
-
-
-def read_events(
-    records: Iterable[r.Record], graph: AgentGraph, after: str | None = None
-) -> Iterator[tuple[str, ev.Event]]:
-    """Yield each event of a stored log with its id, in order; with *after*, those that follow the event of that id.
-
-    An agent that *graph* lacks is shown as one without a definition, whose name is its key.
-
-    Raises:
-        UserTypeError, UserValueError: if *after* isn't an id; when the first event is asked for.
-    """
-    last = None if after is None else parse_event_id(after)
-    root = RunFold()
-
-    def find_agent(path: tuple[str, ...]) -> Agent[Any, Any]:
-        fold = root.at(path)
-        assert fold is not None  # its record has been folded
-        return graph.find(fold.agent) or Agent(fold.agent)
-
-    for number, record in enumerate(records):
-        record = root.apply(record)
-        if last is not None and number < last[0]:
-            continue
-        for index, event in enumerate(events_of(record, root, find_agent)):
-            if last is None or (number, index) > last:
-                yield f"{number}.{index}", event
-
-
-def parse_event_id(text: str) -> tuple[int, int]:
-    """Return the numbers of an event's id, `RECORD.INDEX`; ids are ordered as these are.
-
-    Raises:
-        UserTypeError, UserValueError: if *text* is no such id.
-    """
-    if not isinstance(text, str):
-        raise UserTypeError(f"event id: expected text such as '17.0', got {text!r}")
-    found = _ID.fullmatch(text)
-    if found is None:
-        raise UserValueError(f"event id: expected text such as '17.0', got {text[:60]!r}")
-    return int(found[1]), int(found[2])

@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
-from copy import copy
 from decimal import Decimal
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -19,8 +18,9 @@ from agentloop import records as r
 from agentloop._common.digests import digestible
 from agentloop._common.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._common.error_text import shorten, summary_parts, tool_failure
+from agentloop._common.values import Machinery
 from agentloop._core.call_identity import arguments_digest
-from agentloop._core.call_state import CallState, is_search, make_interruption, make_question
+from agentloop._core.call_state import CallState, make_interruption, make_question
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
 from agentloop.items import HandoffCall, Interruption, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse
@@ -29,11 +29,22 @@ from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 _DEFAULT_LIMITS = JsonLimits()
-_SHALLOW = (
-    *("guardrails", "failures", "handoffs_due", "just_released"),
-    *("inbox", "inputs", "receipts", "cancel_requests", "sticky", "_repeats", "handoffs", "found_tools"),
-)
-"""The lists and dictionaries of a fold with entries that never change."""
+_TOKENS = tuple([name for name in Usage.__struct_fields__ if name.endswith("_tokens")])
+"""The counts of tokens, by the names that they have in a request, in the meter and in the sum."""
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def _copy_with_containers(one: StructT) -> StructT:
+    """Return a copy of *one* that has its own lists and dictionaries, with the same entries.
+
+    Only these: a deque, or a class of your own, would be shared with the copy.
+    """
+    values = msgspec.structs.astuple(one)
+    return type(one)(*[value.copy() if type(value) in _GROWING else value for value in values])
+
+
+_GROWING = frozenset((list, dict))
+"""A set, because each of a fold's 70 fields is looked up in it."""
 
 
 def sum_costs(costs: Sequence[str]) -> Decimal | None:
@@ -71,33 +82,18 @@ class UsageMeter(msgspec.Struct, eq=False):
             self.requests += 1
             return
         self.requests += usage.attempts
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
-        self.total_tokens += usage.total_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.cache_write_tokens += usage.cache_write_tokens
-        self.reasoning_tokens += usage.reasoning_tokens
-        self.audio_tokens += usage.audio_tokens
+        for name in _TOKENS:
+            setattr(self, name, getattr(self, name) + getattr(usage, name))
         if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
             self.entries = append_to(self.entries, usage)
 
     def total(self) -> Usage:
         """Return the sums as a detached value."""
-        return Usage(
-            requests=self.requests,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            total_tokens=self.total_tokens,
-            cached_tokens=self.cached_tokens,
-            cache_write_tokens=self.cache_write_tokens,
-            reasoning_tokens=self.reasoning_tokens,
-            audio_tokens=self.audio_tokens,
-            entries=tuple(self.entries),
-            cost=sum_costs(self.costs),
-        )
+        tokens = {name: getattr(self, name) for name in _TOKENS}
+        return Usage(requests=self.requests, **tokens, entries=tuple(self.entries), cost=sum_costs(self.costs))
 
 
-class RunFacts(msgspec.Struct, eq=False):
+class RunFacts(Machinery, msgspec.Struct, eq=False):
     """The state of one run, as far as its records tell it. `RunFold` is the class of the objects.
 
     The attributes are grouped by what they are about. A container that few runs fill begins as one that all runs share,
@@ -111,8 +107,6 @@ class RunFacts(msgspec.Struct, eq=False):
     records: list[r.Record] = []
     nested: dict[str, Self] = NO_DICT
     """The nested runs, by the id of the call that began each."""
-    _found: dict[tuple[str, ...], Self] = NO_DICT
-    """Cache of nested folds by path, so that a deep one is searched for once."""
     run_id: str = ""
     max_turns: int | None = None
     started: r.RunStarted | None = None
@@ -154,6 +148,8 @@ class RunFacts(msgspec.Struct, eq=False):
     """The inputs that were added and wait, by id, in the order in which they came."""
     inputs: dict[str, AddedInput] = NO_DICT
     """All inputs that were added, by id."""
+    background: tuple[str, ...] = ()
+    """The ids of the background calls without a result."""
     guardrails: Sequence[r.GuardrailSettled] = ()
     tripped: r.GuardrailSettled | None = None
     """The input or output guardrail of the run whose tripwire ends this run segment."""
@@ -255,11 +251,6 @@ class RunFacts(msgspec.Struct, eq=False):
     """Names of the tools with at least one settled call."""
     found_tools: dict[str, tuple[str, ...]] = NO_DICT
     """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
-    searches: bool = False
-    """True while the current batch has a settled search for deferred tools."""
-
-    def __repr__(self) -> str:
-        return object.__repr__(self)  # a struct's own would show the whole log, secrets included
 
     def detached(self) -> Self:
         """Return a fold of the same records that shares nothing with this one that either could change.
@@ -267,19 +258,13 @@ class RunFacts(msgspec.Struct, eq=False):
         For the state of a run. Folding the log again would give an equal fold: so a nested run without a record, whose
         start has failed, isn't in it.
         """
-        fold = copy(self)
-        fold.records, fold.history, fold.new_items = self.records[:], self.history[:], self.new_items[:]
-        fold.responses, fold.meter = self.responses[:], copy(self.meter)
-        fold.meter.entries, fold.meter.costs = copy(self.meter.entries), copy(self.meter.costs)
-        fold.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
+        fold = _copy_with_containers(self)
+        fold.meter = _copy_with_containers(self.meter)
+        fold.calls = {call_id: msgspec.structs.replace(call) for call_id, call in self.calls.items()}
         fold.batch = [fold.calls[call.call.call_id] for call in self.batch] or ()
         if self.released_late is not None:
             fold.released_late = deque([fold.calls[call.call.call_id] for call in self.released_late])
-        fold._digest, fold._digested, fold._found = None, 0, NO_DICT
-        for name in _SHALLOW:
-            value = getattr(self, name)
-            if value is not NO_DICT and not isinstance(value, tuple):
-                setattr(fold, name, copy(value))
+        fold._digest, fold._digested = None, 0
         fold.nested = {call_id: inner.detached() for call_id, inner in self.nested.items() if inner.started}
         return fold
 
@@ -366,7 +351,7 @@ class RunFacts(msgspec.Struct, eq=False):
         """
         ended = self.ended
         said = ended is not None and ended.status == "failed" and not ended.resumable
-        return self.ending_failure if self.batch_open and not said else None
+        return self.ending_failure if self.failures and self.batch_open and not said else None
 
     @property
     def unreported_error(self) -> str | None:
@@ -384,18 +369,22 @@ class RunFacts(msgspec.Struct, eq=False):
 
     def own_calls(self) -> list[CallState]:
         """Return the calls of the batch that are uses of tools: no searches, and none that the provider runs itself."""
-        return [call for call in self.batch if call.call.kind != "approval" and not is_search(call)]
+        used = [call for call in self.batch if call.call.kind != "approval"]
+        return [call for call in used if call.outcome is None or call.outcome.found is None]
 
-    def interruptions(self) -> list[Interruption]:
-        """Return what waits for a verdict or an answer; the calls of a nested run replace the one that started it."""
+    def interruptions(self, *, questions: bool = False) -> list[Interruption]:
+        """Return what waits for a verdict or an answer; the calls of a nested run replace the one that started it.
+
+        With *questions*, only what waits for an answer.
+        """
         found: list[Interruption] = []
         for call in self.due_calls() if self.batch_open else ():
             nested = self.nested.get(call.call.call_id)
             if nested is not None:
-                found += [] if call.call.call_id in self.cancel_requests else nested.interruptions()
+                found += [] if call.call.call_id in self.cancel_requests else nested.interruptions(questions=questions)
             elif call.question is not None:
                 found += [make_question(call, call.question)] if self.waits(call) else []
-            elif call.approval is not None and self.verdict(call) is None:
+            elif not questions and call.approval is not None and self.verdict(call) is None:
                 found.append(make_interruption(call.call, call.approval))
         return found
 
@@ -406,16 +395,9 @@ class RunFacts(msgspec.Struct, eq=False):
 
     def at(self, path: tuple[str, ...]) -> Self | None:
         """Return the fold of the run at *path* in the tree below this one, or None."""
-        if len(path) == len(self.path):
-            return self
-        fold = self._found.get(path)
-        if fold is None:
-            fold = self
-            for step in path[len(self.path) :]:
-                fold = fold.nested.get(step) if fold is not None else None
-            if fold is not None:
-                self._found = self._found or {}
-                self._found[path] = fold
+        fold: Self | None = self
+        for step in path[len(self.path) :]:
+            fold = fold.nested.get(step) if fold is not None else None
         return fold
 
     def nest(self, call_id: str, limits: JsonLimits) -> Self:

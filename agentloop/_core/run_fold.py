@@ -10,12 +10,11 @@ attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `compacted`, `started`,
-  `resumed`, `ended`, `inbox`, `inputs`.
+  `resumed`, `ended`, `inbox`, `inputs`, `background`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
-  `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `searches`,
-  `input_guards_passed`, `turn_began`, `compactions`, the caches `_found`, `_digest` and `_repeats`. They exist because
-  a scan in each turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn
-  as at the first.
+  `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `input_guards_passed`,
+  `turn_began`, `compactions`, the caches `_digest` and `_repeats`. They exist because a scan in each turn would make
+  the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
 has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
@@ -46,8 +45,8 @@ its requests and the people who were asked stay as they are, and no answer can s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from itertools import chain
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -56,14 +55,14 @@ from agentloop._common.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._common.error_text import shorten
 from agentloop._common.naming import number_names
 from agentloop._core.call_identity import same_invocation
-from agentloop._core.call_state import CallState, fits, is_search
+from agentloop._core.call_state import CallState, fits
 from agentloop._core.client_calls import describe_item, find_unanswered, says_nothing
+from agentloop._core.history import leave_out
 from agentloop._core.run_facts import RunFacts
 from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
-from agentloop.items import CALLS, AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import CALLS, AssistantMessage, HandoffCall, Item, ToolCall, ToolOutput
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES, AddedInput, InputStatus
-from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage
 
 MAX_PAUSES = 10
@@ -72,22 +71,11 @@ this is work of more than a hundred steps in one turn; a provider that pauses ag
 """
 
 
-def _add_name(names: frozenset[str], name: str) -> frozenset[str]:
-    """Return *names* with *name*; the same object for all runs where it is the only one."""
-    return names | {name} if names else _make_names(name)
-
-
-@lru_cache(256)
-def _make_names(name: str) -> frozenset[str]:
-    return frozenset({name})
-
-
 def _run_started(fold: RunFacts, record: r.RunStarted) -> None:
     fold.started = record
     fold.run_id, fold.agent, fold.max_turns = record.run_id, record.agent, record.max_turns
     fold.input = record.input
-    if secret := [item for item in record.input if getattr(item, "secret", False)]:
-        _note_secrets(fold, secret)
+    _note_secrets(fold, record.input)
     fold.unchecked_input += record.input
     fold.history.extend(record.input if record.shown is None else record.shown)
     fold.kept_length = len(fold.history)
@@ -103,14 +91,12 @@ def _run_resumed(fold: RunFacts, record: r.RunResumed) -> None:
     fold.resumed, fold.ended, fold.max_turns = record, None, record.max_turns
     fold.tripped = None
     fold.turn_has_effects = True
-    fold.just_released = ()
-    if not fold.batch_open:
-        return
-    # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.
-    for call in fold.batch:
-        if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
-            call.cut, call.outcome, call.released, call.item = call.outcome, None, False, None
-    fold.released, fold.released_late = 0, None
+    if fold.batch_open:
+        # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.
+        for call in fold.batch:
+            if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
+                call.cut, call.outcome, call.released, call.item = call.outcome, None, False, None
+        fold.released, fold.released_late = 0, None
     _release(fold)
 
 
@@ -142,7 +128,7 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
         _accept(fold)  # only in the first turn may the model answer before the input guardrails have
     fold.meter.add(response.usage, record.cost)
     fold.responses.append(response)
-    kept, fold.conflict = drop_repeats(response.items, fold.calls, fold.handoffs, fold.limits)
+    kept, fold.conflict = drop_repeats(fold, response.items)
     for item in kept:
         if isinstance(item, CALLS):
             _add_call(fold, item)
@@ -186,13 +172,16 @@ def _check_pause(fold: RunFacts) -> None:
         fold.turn_open = fold.conflict is None and fold.call_without_id is None
 
 
-def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> None:
+def _check_progress(fold: RunFacts, items: Iterable[Item], kept: Iterable[Item]) -> None:
     """Set `only_repeats` and `unusable_reason` for a response without a new call or handoff."""
     telling = [item for item in kept if not says_nothing(item)]
     if telling:
         fold.only_repeats = 0
-        if not any(isinstance(item, AssistantMessage) for item in telling):
-            _check_demand(fold, kept)
+        says_words = any(isinstance(item, AssistantMessage) for item in telling)
+        if not says_words and (demand := find_unanswered(kept)) is not None:  # the response only asks for something
+            fold.unusable_reason = (
+                f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
+            )
         return
     again = next((item for item in items if isinstance(item, CALLS) and item.call_id), None)
     fold.only_repeats = 0 if again is None else fold.only_repeats + 1
@@ -203,45 +192,31 @@ def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> 
         )
 
 
-def _check_demand(fold: RunFacts, kept: list[Item]) -> None:
-    """Set `unusable_reason` for a response that only asks for something."""
-    demand = find_unanswered(kept)
-    if demand is not None:
-        fold.unusable_reason = (
-            f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
-        )
-
-
-def drop_repeats(
-    items: Iterable[Item], calls: Mapping[str, CallState], handoffs: Mapping[str, HandoffCall], limits: JsonLimits
-) -> tuple[list[Item], ToolCall | HandoffCall | None]:
-    """Return a response's items without repeated calls, and the first call that contradicts an earlier one.
-
-    *calls* and *handoffs* are those of earlier responses, by id.
+def drop_repeats(fold: RunFacts, items: Iterable[Item]) -> tuple[tuple[Item, ...], ToolCall | HandoffCall | None]:
+    """Return a response's *items* without repeated calls, and the first call that contradicts an earlier one.
 
     A repeated call is dropped together with the reasoning directly before it. A contradicting call (same id, other tool
     or arguments) is dropped too: planning refuses the whole response.
     """
-    kept: list[Item] = []
     fresh: dict[str, ToolCall | HandoffCall] = {}
     conflict: ToolCall | HandoffCall | None = None
-    for item in items:
+
+    def is_repeat(item: Item) -> bool:
+        nonlocal conflict
         if not isinstance(item, CALLS):
-            kept.append(item)
-            continue
+            return False
         call_id = item.call_id
-        known = calls.get(call_id)
-        earlier = fresh.get(call_id) or (handoffs.get(call_id) if known is None else known.call)
+        known = fold.calls.get(call_id)
+        earlier = fresh.get(call_id) or (fold.handoffs.get(call_id) if known is None else known.call)
         if earlier is None:
-            kept.append(item)
             if call_id:
                 fresh[call_id] = item
-            continue
-        if conflict is None and not same_invocation(earlier, item, limits):
+            return False
+        if conflict is None and not same_invocation(earlier, item, fold.limits):
             conflict = item
-        while kept and isinstance(kept[-1], Reasoning):
-            kept.pop()
-    return kept, conflict
+        return True
+
+    return leave_out(items, is_repeat), conflict
 
 
 def _model_failed(fold: RunFacts, record: r.ModelFailed) -> None:
@@ -282,9 +257,8 @@ def _call_started(fold: RunFacts, record: r.CallStarted) -> None:
     if not fold.input_accepted:
         _accept(fold)
     call = fold.calls[record.call_id]
-    call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
-    if call.body is not None or call.cut is not None:  # of an earlier run segment: mostly there is none to clear
-        call.body = call.cut = None
+    call.tool, call.attempt, call.arguments, call.agent = record.tool, record.attempt, record.arguments, fold.agent
+    call.body = call.cut = None  # of an earlier run segment
 
 
 def _body_ended(fold: RunFacts, record: r.BodyEnded) -> None:
@@ -333,24 +307,24 @@ def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:
         _accept(fold)
     call, tool, outcome = fold.calls[record.call_id], record.tool, record.outcome
     made, output = call.call, outcome.output
-    call.tool, call.outcome, call.cut = tool, outcome, None
+    call.tool, call.outcome, call.cut, call.is_background = tool, outcome, None, record.background
     if call.index < fold.released and not call.released:
         fold.released_late = fold.released_late or deque()
         fold.released_late.append(call)
-    if outcome.found is not None:
-        fold.searches = True
     if record.error is not None and output is None and outcome.cancelled_by not in FROM_ABOVE:
         fold.failures = append_to(fold.failures, record)
-    if record.receipt is not None and outcome.status == "succeeded":
+    if record.background:
+        fold.background += (record.call_id,)
+    elif record.receipt is not None:
         _note_receipt(fold, record, record.receipt)
     if made.name not in fold.settled_tools and made.kind != "approval":
-        fold.settled_tools = _add_name(fold.settled_tools, made.name)
+        fold.settled_tools |= {made.name}
     _release(fold)
 
 
 def _note_receipt(fold: RunFacts, record: r.CallSettled, receipt: str) -> None:
-    """Note that equal calls get the output of this call, unless it was stored as a digest."""
-    if not isinstance(record.outcome.output, WithheldText):
+    """Note that equal calls get the output of this call, if it succeeded, unless it was stored as a digest."""
+    if record.outcome.status == "succeeded" and not isinstance(record.outcome.output, WithheldText):
         fold.receipts = fold.receipts or {}
         fold.receipts.setdefault(receipt, record.call_id)
 
@@ -393,20 +367,12 @@ def _batch_ended(fold: RunFacts, record: r.BatchEnded) -> None:
         if call.item is not None:
             fold.history.append(call.item)
     fold.batch_open = False
-    only_searches = all(map(is_search, fold.batch)) if fold.searches else not fold.batch
-    if fold.searches:
-        _note_found_tools(fold)
-    if fold.agent not in fold.tool_users and not only_searches:
-        fold.tool_users = _add_name(fold.tool_users, fold.agent)
-
-
-def _note_found_tools(fold: RunFacts) -> None:
-    """Note what the turn's searches have found. Not before the batch has ended: the turn keeps the tools it has."""
-    known = dict.fromkeys(fold.found_tools.get(fold.agent, ()))
-    for call in fold.batch:
-        known |= dict.fromkeys((call.outcome and call.outcome.found) or ())
-    fold.found_tools = {**fold.found_tools, fold.agent: tuple(known)}
-    fold.searches = False
+    found = [call.outcome.found for call in fold.batch if call.outcome is not None and call.outcome.found is not None]
+    if found:  # noted only now, because the turn keeps the tools that it has
+        known = dict.fromkeys(chain(fold.found_tools.get(fold.agent, ()), *found))
+        fold.found_tools = {**fold.found_tools, fold.agent: tuple(known)}
+    if len(found) < len(fold.batch):  # one at least isn't a search
+        fold.tool_users |= {fold.agent}
 
 
 def _handed_off(fold: RunFacts, record: r.HandedOff) -> None:
@@ -457,7 +423,8 @@ def _input_added(fold: RunFacts, record: r.InputAdded) -> None:
     if record.id:
         if fold.inputs is NO_DICT:
             fold.inbox, fold.inputs = {}, {}
-        added = AddedInput(record.id, record.items, record.when, record.by)
+        added = AddedInput(record.id, record.items, record.when, record.by, call_id=record.call_id)
+        fold.background = tuple([one for one in fold.background if one != record.call_id])
         fold.inbox[record.id] = fold.inputs[record.id] = added
         return
     # A log of an earlier version: the run showed the input at once, and its guardrails judged it in the next turn.

@@ -19,8 +19,8 @@ empty tuples. That is the short way, and no code asks for it.
 So output guardrails judge before end hooks hear of a call. Of a final output it is the other way round: the agent's end
 hooks hear of the candidate, and then its output guardrails judge it (`_check_output` in `_engine/final_output.py`).
 
-A new field of a tool is one `Rule` here and one function in `calls/steps.py`, or one entry in `WITHOUT_STEP`. A test
-takes every field of `FunctionTool` and fails where a field has neither.
+A new field of a tool is one `Rule` here and one function in `calls/steps.py`, or one entry in the list of fields that
+need no step. That is in a test, which takes every field of `FunctionTool` and fails where a field has neither.
 
 Pure: knows which steps there are and when a call needs them, not what they do.
 """
@@ -141,36 +141,6 @@ TIMEOUT = (
 JUDGES = (Rule("judge_output", ("tool_output_guardrails",), lambda tool, needs: tool.tool_output_guardrails),)
 STORES = (Rule("store_output", (), lambda tool, needs: needs.output_store),)
 RULES = (*BEFORE, *STARTS, *VALUE, *FAILURE, *TIMEOUT, *JUDGES, *STORES)
-LIMITS = ("timeout", "idle_timeout")
-"""The fields of a tool that give `CallSteps.limits`."""
-
-WITHOUT_STEP: Mapping[str, str] = {
-    "name": "names the tool",
-    "description": "for the model",
-    "params_json_schema": "for the model",
-    "on_invoke_tool": "is the body, where no other is given",
-    "strict_mode": "for the model",
-    "needs_approval": "decided in the plan, before any call starts",
-    "timeout_behavior": "a policy: what becomes of a timeout",
-    "idempotent": "a policy: equal calls share an outcome, and a body in doubt runs again",
-    "reads_only": "a policy: a body in doubt runs again, and the lab runs it",
-    "in_doubt": "a policy: what becomes of a body that can't tell whether it took effect",
-    "capacity": "a limit, for which a call waits in its queue",
-    "serial": "a limit, for which a call waits in its queue",
-    "exclusive": "a segment of the batch by itself",
-    "abandon_on_cancel": "how a thread ends, within the body",
-    "namespace": "names the tool",
-    "namespace_description": "for the model",
-    "defer_loading": "for the model",
-    "kind": "how the arguments are read, in the plan",
-    "format": "for the model",
-    "output_schema": "for the model",
-    "allowed_callers": "for the model",
-    "examples": "for the model",
-    "secret": "what no text may show",
-    "secret_output": "what no text may show",
-}
-"""The fields of `FunctionTool` for which a call needs no step, and why."""
 
 
 def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT]) -> CallSteps[StepT]:

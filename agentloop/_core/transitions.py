@@ -113,11 +113,9 @@ def check_next(root: RunFold, record: r.Record) -> None:
         phase = "model"
     else:
         phase = "unstarted" if fold.started is None else "between"
-    try:
-        check = _NEXT[phase][kind]
-    except KeyError:
-        raise ValueError(_WRONG_RUN_PHASE[phase]) from None
-    if check is not None:
+    if phase not in OF_RUNS.get(kind, ()):
+        raise ValueError(_WRONG_RUN_PHASE[phase])
+    if (check := _CHECKS.get(kind)) is not None:
         check(fold, record)
 
 
@@ -226,6 +224,8 @@ def _check_added(fold: RunFold, record: r.InputAdded) -> None:
         raise ValueError("the turn's calls have no outputs yet")
     if record.id in fold.inputs:
         raise ValueError(f"input {record.id!r} was added before")
+    if record.call_id is not None and record.call_id not in fold.background:
+        raise ValueError(f"no body of call {record.call_id!r} runs in the background")
 
 
 def _check_waiting(fold: RunFold, record: r.InputShown | r.InputWithdrawn) -> None:
@@ -258,11 +258,3 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.InputWithdrawn: _check_waiting,
 }
 """By kind: what a record must fit besides the phase of its run."""
-
-_NEXT: dict[RunPhase, dict[type, Callable[[RunFold, Any], object] | None]] = {
-    phase: {kind: _CHECKS.get(kind) for kind, phases in OF_RUNS.items() if phase in phases}
-    for phase in _WRONG_RUN_PHASE
-}
-"""`OF_RUNS` and `_CHECKS` as an index: by phase, the kinds that may come next with what they must fit besides. It is
-asked for each record of a stored log.
-"""

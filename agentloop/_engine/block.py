@@ -74,7 +74,6 @@ and before a cancellation under way.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from types import TracebackType
 
 import anyio
 
@@ -181,19 +180,16 @@ class Block:
 
     # -- the holder
 
-    async def _leave(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> bool:
+    async def _leave(self, exc: BaseException | None) -> bool:
         """End the work if it isn't over, join every task, and raise the error that leaves the block: `__aexit__`.
 
         A cancellation has precedence, and only a fatal error of the work has precedence over it. If the block itself
         raises, the error of the work becomes its context.
         """
         if exc is not None and isinstance(exc, cancelled_types()):
-            return await self._leave_cancelled(exc, exc_type, tb)
+            return await self._leave_cancelled(exc)
         if not self._is_over:
             self._stop()
-        # The nursery does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)
         error, unread = self._error, exc is None and not self._error_raised
         leaving = error if unread else exc
@@ -208,14 +204,12 @@ class Block:
             del error, leaving  # a frame of its traceback would hold it
         return False
 
-    async def _leave_cancelled(
-        self, exc: BaseException, exc_type: type[BaseException] | None, tb: TracebackType | None
-    ) -> bool:
+    async def _leave_cancelled(self, exc: BaseException) -> bool:
         # The nursery's own scope ends the work. Cancelling an inner scope as well would make anyio take back one native
         # cancellation of this task too many (it moves an inner scope's count to the group's, another task).
         self._prepare_cancelled()
         try:
-            caught = await self._join(exc, exc_type, tb)
+            caught = await self._join(exc)
         except cancelled_types():
             self._raise_fatal()
             raise
@@ -234,17 +228,11 @@ class Block:
         if self._error is not None and not self._error_raised and is_fatal(self._error):
             raise self._take_error(self._error)
 
-    async def _join(
-        self,
-        left_by: BaseException | None,
-        exc_type: type[BaseException] | None = None,
-        tb: TracebackType | None = None,
-    ) -> bool:
-        """Wait until every task of the block has ended; return True if the nursery caught the exception it was given.
+    async def _join(self, left_by: BaseException | None) -> bool:
+        """Wait until every task of the block has ended; return True if the nursery caught what *left_by* is.
 
-        Args:
-            left_by: The exception that left the block. With *exc_type* it is given to the nursery.
-            exc_type, tb: Of *left_by*, where it is a cancellation.
+        The exception that left the block is given to the nursery where it is a cancellation. Any other would come back
+        wrapped in a group.
 
         Raises:
             KeyboardInterrupt: trio raised it here, bare.
@@ -255,7 +243,10 @@ class Block:
             interrupt = await self._outlast_interrupts(left_by)
         caught: bool | None = False
         try:
-            caught = await self._nursery.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
+            if left_by is not None and isinstance(left_by, cancelled_types()):
+                caught = await self._nursery.__aexit__(type(left_by), left_by, left_by.__traceback__)
+            else:
+                await self._nursery.__aexit__(None, None, None)
         except BaseExceptionGroup as errors:
             if errors.subgroup(KeyboardInterrupt) is not None:
                 interrupt = KeyboardInterrupt()

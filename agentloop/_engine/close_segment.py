@@ -15,18 +15,14 @@ import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._common.values import Value
-from agentloop._concurrency.backend import (
-    cancelled_types,
-    capture,
-    wait_out_cancellations,
-)
-from agentloop._core.history import valid_history
+from agentloop._concurrency.backend import capture, wait_out_cancellations
+from agentloop._core.history import leave_out, valid_history
 from agentloop._core.next_action import AskBehavior, CheckOutput, GiveUp, Prepare, next_action
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.config.hooks import RunOutcome
 from agentloop.exceptions import RunTimeoutError
-from agentloop.hooks import RunOutcome
-from agentloop.items import AssistantMessage, Item, Reasoning
+from agentloop.items import AssistantMessage, Item
 from agentloop.records import RunEnded, RunStatus
 
 if TYPE_CHECKING:
@@ -34,21 +30,16 @@ if TYPE_CHECKING:
 
 UNJUDGED = (AskBehavior, CheckOutput, GiveUp, Prepare)
 """Actions before which the run has a candidate for its final output that isn't accepted, or doesn't know yet."""
-GOES_ON = ("interrupted", "cancelled", "stopped")
 
 
 class FinishedRun(Value, frozen=True):
-    """The end of a run segment: its status, with the output or the error."""
+    """The end of a run segment: its status, with the output, the error or the cancellation from around it."""
 
     status: RunStatus
     output: Any = None
     error: BaseException | None = None
     stop_reason: str | None = None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of a segment that has failed; None for any other end."""
-        return self.error if self.status == "failed" else None
+    cancel: BaseException | None = None
 
 
 async def save(run: LiveRun) -> None:
@@ -71,7 +62,7 @@ async def save_turn(run: LiveRun) -> None:
         await run.checkpoint()  # it is shielded, and may have hidden the end of the run
 
 
-async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseException | None) -> None:
+async def _save_rest(run: LiveRun, session: SessionProgress, given: FinishedRun) -> None:
     """Write the items of a turn that didn't reach its end: complete pairs only, and none that a guardrail refused."""
     if not run.state.run_id or session.failed:
         return
@@ -89,7 +80,7 @@ async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseExceptio
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
         )
     elif not (
-        isinstance(error, (*cancelled_types(), RunTimeoutError))
+        (given.cancel is not None or isinstance(given.error, RunTimeoutError))
         and isinstance(next_action(run.state, run.view), UNJUDGED)
     ):  # else it was ended from outside before a candidate for the final output was accepted, or even looked for
         await save_items(run, session)
@@ -97,14 +88,7 @@ async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseExceptio
 
 def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* without messages, the reasoning that led to them, and incomplete pairs."""
-    kept: list[Item] = []
-    for item in items:
-        if not isinstance(item, AssistantMessage):
-            kept.append(item)
-            continue
-        while kept and isinstance(kept[-1], Reasoning):
-            kept.pop()
-    return valid_history(kept)
+    return valid_history(leave_out(items, lambda item: isinstance(item, AssistantMessage)))
 
 
 async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | None:
@@ -119,24 +103,27 @@ async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | No
     errors: list[BaseException] = []
     run.take_no_input()
     _bound_cleanup(run, given)
+    if run.background is not None:
+        await run.background.cut()
     if run.settings.session is not None and given.status != "completed":  # else the turn's end has saved it
-        errors += await _attempt(partial(_save_rest, run, run.settings.session, given.error))
+        await _attempt(partial(_save_rest, run, run.settings.session, given), errors)
     run.resources.closed = True
     if run.resources.held:
         errors += await run.resources.close(run.cleanup, run.cut)
     if run.find_hooks("run_end"):
-        errors += await _attempt(partial(_call_end_hooks, run, _end_so_far(given, errors)))
-    ended, others = _choose_end(run, given, errors)
-    failed = ended.failure
+        await _attempt(partial(_call_end_hooks, run, _choose_end(given, errors)), errors)
+    if run.parent is None:
+        _add(errors, run.tree.log.instrument_error)
+    _add(errors, given.error)
+    for error in errors:
+        run.redact_error(error)
+    ended = _choose_end(given, errors)
     if run.has_begun:
-        run.tree.log.append(_make_record(run, ended, others, turn_ended_at))
+        run.tree.log.append(_make_record(run, ended, _summarize_others(errors, ended.error), turn_ended_at))
     run.stopped_by = None  # its traceback holds frames that hold the run
     if run.parent is None:
-        failed = await _close_tree(run, failed, errors)
-    if failed is not None:
-        for other in others:
-            failed.add_note(f"also failed: {other}")
-    return failed
+        await _close_tree(run, errors)
+    return _note_others(_choose_end(given, errors).error, errors)
 
 
 def _make_record(run: LiveRun, ended: FinishedRun, others: list[str], turn_ended_at: float | None) -> RunEnded:
@@ -145,22 +132,21 @@ def _make_record(run: LiveRun, ended: FinishedRun, others: list[str], turn_ended
         ended.status,
         final_output=ended.output,
         stop_reason=ended.stop_reason,
-        error=None if ended.failure is None else error_summary(ended.failure),
+        error=None if ended.error is None else error_summary(ended.error),
         details={"also_failed": others} if others else None,
         resumable=_is_resumable(run, ended),
         turn_ended_at=turn_ended_at,
     )
 
 
-async def _attempt(work: Callable[[], Awaitable[None]]) -> list[BaseException]:
-    """Do *work* and return its error, if any, so that the other steps of the end are done in any case."""
-    error = (await capture(work, outlast=True)).error
-    return [] if error is None else [error]
+async def _attempt(work: Callable[[], Awaitable[None]], errors: list[BaseException]) -> None:
+    """Do *work* and add its error, if any, to *errors*, so that the other steps of the end are done in any case."""
+    _add(errors, (await capture(work, outlast=True)).error)
 
 
 def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
     """Set the cleanup deadline, and see to it that the journal has its writer."""
-    if ended.error is not None:
+    if ended.error is not None or ended.cancel is not None:
         record_end(run)
         run.cleanup.begin()
     elif run.limit_scope is not None and run.limit_scope.deadline < math.inf:
@@ -173,41 +159,38 @@ def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
 
 
 async def _call_end_hooks(run: LiveRun, ended: FinishedRun) -> None:
-    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=ended.failure)
+    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=ended.error)
     with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
         await run.call_hooks("run_end", outcome)
 
 
-def _end_so_far(given: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Return the end as the loop has ended, or failed by the first of *errors*, which are those of steps."""
-    return FinishedRun("failed", error=errors[0]) if errors and given.error is None else given
+def _choose_end(given: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Return how the segment ends: as *given*, unless one of *errors*, those of its last steps, outranks that.
+
+    A fatal error outranks a cancellation, which outranks any other error; of equals the earliest wins.
+    """
+    known = errors if given.error is None else [given.error, *errors]
+    usual = None if given.cancel is not None else next(iter(known), None)
+    chosen = next(filter(is_fatal, known), usual)
+    # None is None where nothing failed.
+    return given if chosen is given.error else FinishedRun("failed", error=chosen)
 
 
-def _choose_end(run: LiveRun, given: FinishedRun, errors: list[BaseException]) -> tuple[FinishedRun, list[str]]:
-    """Return how the segment ends, with all *errors* known, and summaries of the errors that aren't raised."""
-    if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
-        errors.append(broken)
-    ended = _prefer_fatal(_end_so_far(given, errors), errors)
-    for error in errors if ended.failure is None else (*errors, ended.failure):
-        run.redact_error(error)
-    return ended, [error_summary(error) for error in errors if error is not ended.failure]
+def _summarize_others(errors: list[BaseException], failed: BaseException | None) -> list[str]:
+    """Return summaries of *errors* but for *failed*, which is raised."""
+    return [error_summary(error) for error in errors if error is not failed]
 
 
-def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Return *ended*, or a failure by the first fatal one of *errors*; the error that it replaces joins them."""
-    fatal = next(filter(is_fatal, errors), None)
-    if fatal is None:
-        return ended
-    failed = ended.failure
-    if failed is not None and is_fatal(failed):
-        return ended
-    if failed is not None and not any(error is failed for error in errors):
-        errors.append(failed)
-    return FinishedRun("failed", error=fatal)
+def _note_others(failed: BaseException | None, errors: list[BaseException]) -> BaseException | None:
+    """Return *failed*, the error to raise, if there is one, with a note of each other one of *errors*."""
+    if failed is not None:
+        for other in _summarize_others(errors, failed):
+            failed.add_note(f"also failed: {other}")
+    return failed
 
 
-async def _close_tree(run: LiveRun, failed: BaseException | None, errors: list[BaseException]) -> BaseException | None:
-    """Do what follows the last record of the outermost run; return the error to raise, *failed* or a graver one.
+async def _close_tree(run: LiveRun, errors: list[BaseException]) -> None:
+    """Do what follows the last record of the outermost run, and add what fails to *errors*.
 
     Wait until the whole log is durable, then give the sandbox back. Its storage goes once the record of the end is
     durable, and stays if that isn't known. An instrument may have broken at the last record.
@@ -215,29 +198,23 @@ async def _close_tree(run: LiveRun, failed: BaseException | None, errors: list[B
     log = run.tree.log
     if log.journal is not None:
         with anyio.CancelScope(shield=True):  # the writer has its own deadlines
-            failed = _choose_graver(failed, (await capture(partial(wait_out_cancellations, log.journal.durable))).error)
+            _add(errors, (await capture(partial(wait_out_cancellations, log.journal.durable))).error)
     if run.sandbox is not None:
         from agentloop._engine.sandbox import leave_sandbox
 
         over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
-        failed = _choose_graver(failed, await leave_sandbox(run, run.sandbox, over=over and log.journal_error is None))
-    if not any(error is log.instrument_error for error in errors):
-        failed = _choose_graver(failed, log.instrument_error)
-    return failed
+        _add(errors, await leave_sandbox(run, run.sandbox, over=over and log.journal_error is None))
+    _add(errors, log.instrument_error)
+
+
+def _add(errors: list[BaseException], error: BaseException | None) -> None:
+    """Add *error*, if there is one, to *errors*, unless it is among them."""
+    if error is not None and not any(known is error for known in errors):
+        errors.append(error)
 
 
 def _is_resumable(run: LiveRun, ended: FinishedRun) -> bool:
     """Tell whether another run segment may follow: never past a call that failed, however else this one ended."""
     if ended.status == "completed" or run.state.unreported_failure is not None:
         return False
-    return ended.status in GOES_ON or (ended.failure is not None and ended.failure is run.stopped_by)
-
-
-def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
-    """Return the one of two failures to raise: the first, unless only the *other* isn't an Exception."""
-    if failed is None or other is None or failed is other:
-        return failed if other is None else other
-    if is_fatal(other) and not is_fatal(failed):
-        failed, other = other, failed
-    failed.add_note(f"also failed: {error_summary(other)}")
-    return failed
+    return ended.status != "failed" or (ended.error is not None and ended.error is run.stopped_by)

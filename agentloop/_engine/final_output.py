@@ -1,6 +1,6 @@
 """A candidate for the final output: parsed, passed to hooks, judged by guardrails, then accepted or withheld.
 
-That is the order here; the one of a call's steps is in `_core/step_order.py`.
+That is the order here: hooks, then guardrails. A call has it the other way round (`_core/step_order.py`).
 Does not decide that a candidate is due: the machine does.
 
 Decisions:
@@ -22,7 +22,6 @@ from agentloop._common.error_text import redact, shorten
 from agentloop._core.next_action import CheckOutput, GiveUp, may_ask_again
 from agentloop._engine.close_segment import FinishedRun, save, save_turn
 from agentloop._engine.run_result import run_data_of
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
@@ -88,23 +87,22 @@ async def _correct(run: LiveRun, error: ModelBehaviorError) -> FinishedRun | Non
 async def continues_with_input(run: LiveRun) -> bool:
     """Show the inputs that were added to the run, which would end now; tell whether there was one.
 
-    If not, the run takes no input from now on.
+    If not, the run takes no input from now on. Background calls come first: their results are such inputs.
     """
+    if run.background is not None or run.state.background:
+        from agentloop._engine.calls.background import wait_for_result  # few runs have one
+
+        await wait_for_result(run)
     if run.state.inbox:
         await save(run)  # the answer counts, also if an input trips a guardrail
         await run.checkpoint()
-        if await show_due_inputs(run, ends=True):
+        from agentloop._engine.inbox import show_inputs  # few runs get one
+
+        if await show_inputs(run, ends=True):
             await save_turn(run)
             return True
     run.takes_input = False
     return False
-
-
-async def show_due_inputs(run: LiveRun, *, ends: bool = False) -> bool:
-    """Show the added inputs that are due, as `inbox.show_inputs`."""
-    from agentloop._engine.inbox import show_inputs  # few runs get one
-
-    return await show_inputs(run, ends=ends)
 
 
 async def _ask_again(run: LiveRun, faults: str, *, secret: bool = False) -> None:
@@ -196,12 +194,8 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         for call in run.state.own_calls()
         if call.outcome is not None
     ]
-    answer = await run.call_callback(
-        "tool_use_behavior",
-        str(run.state.turn),
-        lambda: call_user(behavior, run.context, results),
-        to_plain=_format_behavior,
-    )
+    turn = str(run.state.turn)
+    answer = await run.ask("tool_use_behavior", turn, behavior, run.context, results, to_plain=_format_behavior)
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
     if answer.is_final:
@@ -251,7 +245,7 @@ async def _call_handler(run: LiveRun, error: AgentLoopError, name: HandlerName) 
     if handler is None:
         return None
     data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
-    return await run.call_callback("error_handler", name, lambda: call_user(handler, data), to_plain=_format_handling)
+    return await run.ask("error_handler", name, handler, data, to_plain=_format_handling)
 
 
 async def give_up(run: LiveRun, action: GiveUp) -> Any:

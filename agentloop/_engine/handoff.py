@@ -11,7 +11,6 @@ from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.history import count_same
 from agentloop._core.next_action import Transfer
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import UserError, UserTypeError
@@ -34,7 +33,10 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     """
     call = action.call
     handoff = view.handoff(call.name)
-    await _call_on_handoff(run, handoff, call.arguments, call.call_id)
+    given = handoff.read(call.arguments, run.settings.config.json_limits, run.settings.config.converter)
+    if handoff.on_handoff is not None:
+        args = (run.context,) if handoff.input_type is None else (run.context, given)
+        await run.call_callback("on_handoff", call.call_id, handoff.on_handoff, *args)
     source, target = run.agent, handoff.agent
     key = run.tree.graph.key(target)
     handed = HandedOff(
@@ -46,8 +48,6 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         target=key if key != target.name else None,
     )
     shown = await _choose_shown(run, handoff, handed)
-    if shown is not None:
-        check_items(MAPPER if shown[0] == "nested_history" else "input_filter", shown[1])
     run.agent = target
     run.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
@@ -61,15 +61,6 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     await run.call_hooks("agent_start", target)
 
 
-async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
-    given = handoff.read(arguments, run.settings.config.json_limits, run.settings.config.converter)
-    callback = handoff.on_handoff
-    if callback is None:
-        return
-    args = (run.context,) if handoff.input_type is None else (run.context, given)
-    await run.call_callback("on_handoff", call_id, lambda: call_user(callback, *args), record_answer=False)
-
-
 async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
     """Return the items to show to the target, with the reason: a filter's choice or a nested history; None for all."""
     answers = handoff_outputs(handed)
@@ -79,14 +70,14 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _make_input_data(run, answers)
-        filtered = await run.call_callback(
-            "input_filter", handoff.name, lambda: call_user(chosen, data), record_answer=False
-        )
+        filtered = await run.call_callback("input_filter", handoff.name, chosen, data)
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
         if filtered.input_items is not None:
-            return "handoff_filter", tuple(filtered.input_items)
-        return "handoff_filter", (*filtered.input_history, *filtered.pre_handoff_items, *filtered.new_items)
+            items = tuple(filtered.input_items)
+        else:
+            items = (*filtered.input_history, *filtered.pre_handoff_items, *filtered.new_items)
+        return "handoff_filter", check_items("input_filter", items)
     nest = handoff.nest_handoff_history
     if nest is None:
         nest = run.settings.config.history.nest_handoff_history
@@ -104,10 +95,10 @@ async def _nest(run: LiveRun, handoff: Handoff, items: list[Item], nest: bool | 
     mapper = run.settings.config.history.handoff_history_mapper
     if mapper is None:
         return nest_history(items, nest if isinstance(nest, tuple) else DEFAULT_WRAPPER)
-    mapped = await run.call_callback(MAPPER, handoff.name, lambda: call_user(mapper, items), record_answer=False)
+    mapped = await run.call_callback(MAPPER, handoff.name, mapper, items)
     if not isinstance(mapped, Sequence) or isinstance(mapped, str):
         raise UserTypeError(f"{MAPPER}: expected a sequence of items, got {type(mapped).__name__}")
-    return tuple(mapped)
+    return check_items(MAPPER, tuple(mapped))
 
 
 def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:

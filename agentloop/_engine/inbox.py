@@ -1,35 +1,17 @@
-"""The inbox of a run under way: takes input and answers from any task or thread, and shows the model what is due.
+"""The reader's side of a run's inbox: the run's own loop shows the model the added inputs that are due.
 
-Which input is due, and which is refused, is decided in `_core/inbox.py`. A record of the sender is appended on the
-run's event loop in one step, and the sender continues once it is durable. Only the run's own loop shows an input.
+Which input is due is decided in `_core/inbox.py`. Senders, who are in other tasks and threads, have `run/_inbox.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from threading import Thread
-from typing import Literal, TypeVar
-
-import anyio
-import anyio.from_thread
-from anyio.lowlevel import current_token
-
-from agentloop._concurrency.backend import cancelled_types, new_wakeup, tell
-from agentloop._core.gate import admit
-from agentloop._core.inbox import due_input, make_input, make_withdrawal
+from agentloop._core.inbox import due_input
 from agentloop._engine.run_guardrails import judge_added_input
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.exceptions import InputRefusedError, JournalError
-from agentloop.items import Item
-from agentloop.outcomes import AddedInput
 from agentloop.records import InputShown
 
-T = TypeVar("T")
 
-
-async def show_inputs(run: LiveRun, *, ends: bool) -> bool:
+async def show_inputs(run: LiveRun, *, ends: bool = False) -> bool:
     """Show the model the added inputs that are due, one after the other; tell whether there was one.
 
     Each is judged by the input guardrails first. The last look into the inbox is the last step: what the caller does
@@ -41,113 +23,10 @@ async def show_inputs(run: LiveRun, *, ends: bool) -> bool:
     """
     shown = False
     while (added := due_input(run.state, ends=ends)) is not None:
-        if run.agent.input_guardrails or run.settings.config.input_guardrails:
-            await _judge(run, added)
+        if added.call_id is None and (run.agent.input_guardrails or run.settings.config.input_guardrails):
+            await judge_added_input(run, added)
             if added.id not in run.state.inbox:
                 continue  # a guardrail has rejected it
         run.tree.log.append(InputShown(*run.here(), added.id))
         shown = True
     return shown
-
-
-async def _judge(run: LiveRun, added: AddedInput) -> None:
-    run.judged_input = added.id
-    try:
-        await judge_added_input(run, added)
-    finally:
-        run.judged_input = None
-    await run.checkpoint()
-
-
-def put_input(
-    run: LiveRun, given: str | Iterable[Item], when: Literal["turn", "idle"], input_id: str | None, by: str | None
-) -> str:
-    """Append *given* as input, unless the log has it already by its id; return the id.
-
-    For code on the run's event loop. Never waits.
-
-    Raises:
-        InputRefusedError, UserError: as `make_input`.
-    """
-    over = "" if run.takes_input else "add_input: the run is over, or ends: add the input to its state"
-    record = make_input(run.state, given, when, input_id, by, run.tree.log.wall(), live=True, over=over)
-    if record is None:
-        assert input_id is not None
-        return input_id
-    run.tree.log.append(admit(run.tree.log.state, record))
-    return record.id
-
-
-async def give(run: LiveRun, append: Callable[[], T]) -> T:
-    """Call *append* on the run's event loop, once the run has begun, and wait until what it appends is durable.
-
-    From any task, also of another event loop. If the run's loop has ended, *append* is called here: it has to refuse.
-
-    Cancellation: a checkpoint. If it is cancelled while it waits, what was appended stays in the log, and what was
-        asked of another event loop may still be appended.
-
-    Raises:
-        JournalError: the journal has failed, or the run's event loop ends, and the record may be lost.
-    """
-    shared = run.tree.shared
-    if shared.is_current():
-        return await _give(run, append)
-    if shared.loop_lives():
-        home, arrived, answer = current_token(), new_wakeup(), Future[T]()
-
-        def carry() -> None:
-            try:
-                answer.set_result(anyio.from_thread.run(_give, run, append, token=shared.token()))
-            except BaseException as error:  # noqa: ASYNC103 - of a thread: the sender raises it
-                answer.set_exception(error)
-            with suppress(RuntimeError):  # the sender's loop has ended
-                tell(home, arrived.ring)
-
-        # No worker thread of anyio: on asyncio the sender's scopes would cancel the task on the run's loop from here.
-        Thread(target=carry, name="agentloop inbox", daemon=True).start()
-        while not answer.done():
-            await arrived.wait()
-        try:
-            return answer.result()
-        except anyio.RunFinishedError:
-            pass
-        except BaseException as error:
-            if isinstance(error, (CancelledError, *cancelled_types())):
-                # The cancellation is that of the run's loop, not the sender's.
-                words = "the run's event loop has ended, and what was given may be lost"
-                raise JournalError(words) from error  # noqa: ASYNC104
-            raise
-        finally:
-            del answer  # its error's traceback holds this frame
-    run.takes_input = False
-    return append()
-
-
-async def _give(run: LiveRun, append: Callable[[], T]) -> T:
-    if not run.has_begun and run.takes_input:  # before its first record, the log has no journal
-        run.begun = run.begun or anyio.Event()
-        await run.begun.wait()
-    given = append()
-    if run.tree.log.journal is not None:
-        earlier, run.last_given = run.last_given, (mine := anyio.Event())
-        try:
-            await run.tree.log.journal.durable()
-            if earlier is not None:  # one batch may hold many: their senders continue in the order of the log
-                await earlier.wait()
-        finally:
-            mine.set()
-    return given
-
-
-def withdraw_input(run: LiveRun, input_id: str, by: str | None) -> None:
-    """Append the withdrawal of the input *input_id*. Never waits. As `put_input`.
-
-    Raises:
-        InputRefusedError: the run ends, or the input doesn't wait.
-    """
-    if not run.takes_input:
-        raise InputRefusedError("withdraw: the run is over, or ends", reason="over")
-    record = make_withdrawal(run.state, input_id, by, run.tree.log.wall())
-    if run.judged_input == input_id:
-        raise InputRefusedError(f"withdraw: an input guardrail judges input {input_id!r} now", reason="judged")
-    run.tree.log.append(admit(run.tree.log.state, record))

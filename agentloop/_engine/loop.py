@@ -35,7 +35,7 @@ from typing import Literal, assert_never
 import anyio
 import anyio.lowlevel
 
-from agentloop._common.error_text import is_fatal, leaves
+from agentloop._common.error_text import leaves
 from agentloop._concurrency.backend import (
     Captured,
     cancelled_types,
@@ -59,15 +59,16 @@ from agentloop._core.next_action import (
 )
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.close_segment import FinishedRun, finish_segment, save_turn
-from agentloop._engine.final_output import accept, ask_behavior, continues_with_input, give_up, show_due_inputs
+from agentloop._engine.final_output import accept, ask_behavior, continues_with_input, give_up
 from agentloop._engine.model_call import call_model, find_price, make_request
 from agentloop._engine.prepare_turn import prepare_turn
-from agentloop._engine.run_result import attach_run_data
+from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment, start_segment
 from agentloop._engine.turn_calls import note_late_calls, plan_turn, run_calls
-from agentloop.exceptions import RunTimeoutError, StateError, UsageLimitExceeded
+from agentloop.config.budget import WorstCase
+from agentloop.exceptions import AgentLoopError, RunTimeoutError, StateError, UsageLimitExceeded
 from agentloop.records import TurnStarted
 
 
@@ -93,12 +94,14 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
     failed = await finish_segment(run, ended)
     try:
-        if ended.status == "cancelled" and ended.error is not None and not (failed is not None and is_fatal(failed)):
-            failed = ended.error  # the cancellation continues
+        if failed is None and ended.cancel is not None:
+            failed = ended.cancel  # it continues
             await raise_native_cancel(failed)  # does not wait: a cancellation is pending
         if failed is None:
             return ended
-        raise attach_run_data(run, failed)
+        if isinstance(failed, AgentLoopError):
+            failed.run_data = run_data_of(run)
+        raise failed
     finally:
         del ended, failed  # a frame of its traceback would hold it: the run would wait for the garbage collector
 
@@ -112,7 +115,12 @@ async def _run_segment(run: LiveRun, segment: RunSegment) -> FinishedRun:
     try:
         await start_segment(run, segment)
         del segment  # as above
-        return await drive(run)
+        ended = await drive(run)
+        if run.background is not None or run.state.background or run.state.inbox:
+            from agentloop._engine.calls.background import finish_calls  # few runs have one
+
+            await finish_calls(run, completes=ended.status == "completed")
+        return ended
     except (Exception, BaseExceptionGroup) as error:
         # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
         if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
@@ -133,24 +141,19 @@ async def _run_in_time(
     # The caller's cancellation comes first, if it has come in the same scheduler pass as this end.
     await anyio.lowlevel.cancel_shielded_checkpoint()
     await run.checkpoint()
-    raise _find_cut_reason(run, timeout)
+    if run.tree.log.journal_error is not None:
+        raise run.tree.log.journal_error
+    assert timeout is not None
+    record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
+    run.stopped_by = RunTimeoutError(timeout)
+    raise run.stopped_by
 
 
 def _end_by(captured: Captured) -> FinishedRun:
     """Return the end of a run segment that an error or a cancellation has ended."""
     if captured.outer_cancel is not None:
-        return FinishedRun("cancelled", error=captured.outer_cancel)
+        return FinishedRun("cancelled", cancel=captured.outer_cancel)
     return FinishedRun("failed", error=captured.error)
-
-
-def _find_cut_reason(run: LiveRun, timeout: float | None) -> BaseException:
-    """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
-    if (error := run.tree.log.journal_error) is not None:
-        return error
-    assert timeout is not None
-    record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
-    run.stopped_by = RunTimeoutError(timeout)
-    return run.stopped_by
 
 
 async def drive(run: LiveRun) -> FinishedRun:
@@ -287,10 +290,17 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         )
         raise run.stopped_by
     view = run.view = await prepare_turn(run)
+    if run.background is not None or run.state.background:
+        from agentloop._engine.calls.background import continue_calls  # few runs have one
+
+        continue_calls(run, view)
     await run.checkpoint()  # a shielded section before this may have hidden the end of the run
     view = await _fit_request(run, view)
-    while run.state.inbox and await show_due_inputs(run):  # the last look is in the step of `TurnStarted`
-        view = await _fit_request(run, view)
+    if run.state.inbox:
+        from agentloop._engine.inbox import show_inputs  # few runs get one
+
+        while await show_inputs(run):  # the last look is in the step of `TurnStarted`
+            view = await _fit_request(run, view)
     state, log, judges = run.state, run.tree.log, _name_judges(run)
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
     log.append(TurnStarted(state.path, turn, log.wall(), state.agent, view.tool_names, view.handoff_names, judges))
@@ -307,41 +317,29 @@ async def _fit_request(run: LiveRun, view: TurnView) -> TurnView:
         from agentloop._compacting import keep_in_window
 
         requests, view = run.state.meter.requests, await keep_in_window(run, view, policy, call_model)
-        if run.state.meter.requests > requests:  # a summary may have spent the budget
-            length = len(run.state.history)
-            _check_limits(run)
-            if len(run.state.history) > length:
-                view = run.view = await prepare_turn(run)  # a note changes what the model is shown
+        # A summary may have spent the budget, and a note changes what the model is shown.
+        if run.state.meter.requests > requests and _check_limits(run):
+            view = run.view = await prepare_turn(run)
     if run.settings.budget is not None and run.settings.budget.counts_worst_case and not run.state.is_closing:
-        view = await _check_worst_case(run, view)
+        from agentloop._engine.worst_case import find_worst_case
+
+        worst = find_worst_case(run, view.model, make_request(run, view), find_price(run, view.model))
+        if _check_limits(run, worst):
+            view = run.view = await prepare_turn(run)
     return view
 
 
-async def _check_worst_case(run: LiveRun, view: TurnView) -> TurnView:
-    """Check that the budgets have room for the worst case of the request; return the view, of the last turn if not.
-
-    Raises:
-        UsageLimitExceeded: they haven't, and the run doesn't answer at its limit.
-    """
-    from agentloop._engine.worst_case import find_worst_case
-
-    try:
-        run.check_request(find_worst_case(run, view.model, make_request(run, view), find_price(run, view.model)))
-    except UsageLimitExceeded:
-        if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
-            raise
-        view = run.view = await prepare_turn(run)
-    return view
-
-
-def _check_limits(run: LiveRun) -> None:
+def _check_limits(run: LiveRun, worst: WorstCase | None = None) -> bool:
     """Check that the run's budgets allow one more turn, or that it is left for the final output; say what is left.
 
+    *worst*: the worst case of the turn's request. Returns True if there is something new for the model to read.
+
     Raises:
-        UsageLimitExceeded: a budget is spent.
+        UsageLimitExceeded: a budget is spent, or has no room for the worst case.
     """
+    length = len(run.state.history)
     try:
-        run.check_request()
+        run.check_request(worst)
     except UsageLimitExceeded:
         if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
             raise
@@ -349,6 +347,7 @@ def _check_limits(run: LiveRun) -> None:
         from agentloop._engine.turn_end import nudge
 
         nudge(run, run.settings.config.nudge_at)
+    return len(run.state.history) > length
 
 
 def _answers_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -> bool:

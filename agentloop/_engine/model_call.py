@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from agentloop import effects as e
 from agentloop import model_events as m
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
@@ -29,12 +28,12 @@ from agentloop._core.call_identity import find_tool
 from agentloop._core.client_calls import says_nothing
 from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop.abc import Model
-from agentloop.budget import Budget, to_amount
+from agentloop.abc import effects as e
 from agentloop.config import ModelInputData, ModelInputFilter, Price
+from agentloop.config.budget import Budget, to_amount
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import (
     AssistantMessage,
@@ -96,9 +95,7 @@ async def call_model(run: LiveRun, view: TurnView, *, again: bool = False) -> No
 
         view = await make_room(run, view, policy, call_model, error, again=again)
         return await call_model(run, view, again=True)  # noqa: ASYNC120 - a cancellation replaces the error
-    items = _classify_items(run, view, response.items)
-    if items is not response.items:
-        response = response.replace(items=items)
+    response = _classify_calls(run, view, response)
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, price, view, response)
     run.tree.log.append(ModelResponded(*run.here(), response, cost=cost, first_delta_at=first_delta_at))
     if run.state.conflict is not None:
@@ -111,16 +108,34 @@ class _Attempt(msgspec.Struct):
 
     `scope` holds its time limit, if it has one. `streamed` is True once a part of the response was shown to a consumer;
     a plain run shows nothing before the answer is complete. `first_delta_at` is the wall-clock time of its first delta.
+    `items` and `done` are the response as far as its events have come.
     """
 
     number: int
     scope: anyio.CancelScope | None = None
     streamed: bool = False
     first_delta_at: float | None = None
+    items: list[Item] = []
+    done: m.ResponseDone | None = None
 
     def note_shown(self) -> None:
         """Note that a part of the response was shown: for effects that answer without reading the model."""
         self.streamed = True
+
+    def add(self, event: Any, wall: Callable[[], float]) -> None:
+        """Note *event*, the next of the response. *wall* is the clock.
+
+        Raises:
+            ModelBehaviorError: it follows the end of the response.
+        """
+        if self.done is not None:
+            raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
+        if isinstance(event, m.ResponseDone):
+            self.done = event
+        elif isinstance(event, m.ItemDone):
+            self.items.append(event.item)
+        elif self.first_delta_at is None and isinstance(event, _DELTAS):
+            self.first_delta_at = wall()
 
 
 async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> tuple[ModelResponse, float | None]:
@@ -139,9 +154,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         if limits:
             from agentloop._engine.model_limits import ModelPlace
 
-            place = ModelPlace(run, request, limits)
-            await place.wait()
-            requested, request, perform = place.enter(requested, request, perform)
+            requested, request, perform = await ModelPlace(run, request, limits).enter(requested, request, perform)
         log.append(requested)
         if log.spans is not None:
             log.spans.note_request(state.path, request)
@@ -169,13 +182,10 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
 
 
 def _find_limits(run: LiveRun, model: Model) -> tuple[Any, ...]:
-    """Return the limits of requests to *model*; mostly there are none."""
-    provider = run.settings.config.model_provider
-    if not run.settings.config.model_limits and not getattr(model, "limits", ()) and provider is None:
-        return ()
-    from agentloop._engine.model_limits import find_limits
-
-    return find_limits(run, model)
+    """Return the limits of requests to *model*: the configuration's, its provider's and its own, each once."""
+    config = run.settings.config
+    of_provider = getattr(config.model_provider, "limits", ())
+    return tuple(dict.fromkeys((*config.model_limits, *of_provider, *getattr(model, "limits", ()))))
 
 
 def _read_info(model: Model) -> ModelInfo:
@@ -189,20 +199,11 @@ def _read_info(model: Model) -> ModelInfo:
         raise UserTypeError(f"info of {model!r} must be a ModelInfo, not {info!r}")
     plain = info.base_url.__class__ in _MAYBE_TEXT and info.context_window.__class__ in _MAYBE_WHOLE
     if not (plain and info.provider.__class__ is info.name.__class__ is str):
-        _check_info(model, info)
+        from agentloop._storage.record_codec import find_fault
+
+        if find_fault(ModelRequested((), 0, 0.0, "", 1, info)) is not None:
+            raise UserTypeError(f"info of {model!r} must be a ModelInfo of texts and a whole number, not {info!r}")
     return info
-
-
-def _check_info(model: Model, info: ModelInfo) -> None:
-    """Check that the log can be read again with *info*, which has a value that isn't just a text.
-
-    Raises:
-        UserTypeError: it can't.
-    """
-    from agentloop._storage.record_codec import find_fault
-
-    if find_fault(ModelRequested((), 0, 0.0, "", 1, info)) is not None:
-        raise UserTypeError(f"info of {model!r} must be a ModelInfo of texts and a whole number, not {info!r}")
 
 
 def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
@@ -237,18 +238,10 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
     context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))
     if not may_retry(settings, context, streamed=attempt.streamed):
         return None
-    approved: bool | None = None
-    policy = settings.policy
-    if policy is not None:
-        key = f"{request.turn}:{attempt.number}"
-        approved = bool(await run.call_callback("retry_policy", key, lambda: call_user(policy, context)))
-    return next_delay(
-        settings,
-        context,
-        approved=approved,
-        random=await run.random("retry", f"{request.turn}:{attempt.number}"),
-        left=seconds_to_deadline(),
-    )
+    key, policy = f"{request.turn}:{attempt.number}", settings.policy
+    approved = None if policy is None else bool(await run.ask("retry_policy", key, policy, context))
+    drawn = await run.random("retry", key)
+    return next_delay(settings, context, approved=approved, random=drawn, left=seconds_to_deadline())
 
 
 def find_price(run: LiveRun, model: Model) -> Price | None:
@@ -324,9 +317,7 @@ async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: Model
     data = ModelInputData(
         input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
     )
-    filtered = await run.call_callback(
-        "call_model_input_filter", str(request.turn), lambda: call_user(chosen, data), record_answer=False
-    )
+    filtered = await run.call_callback("call_model_input_filter", str(request.turn), chosen, data)
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
     changed = {} if filtered.instructions == request.system else {"system": filtered.instructions, "instructions": ()}
@@ -335,29 +326,19 @@ async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: Model
 
 def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* with one output for each call: the latest content, at the position of the first."""
-    latest = {item.call_id: item for item in items if isinstance(item, ToolOutput)}
-    kept: list[Item] = []
-    for item in items:
-        if isinstance(item, ToolOutput):
-            last = latest.pop(item.call_id, None)
-            if last is None:
-                continue
-            item = last
-        kept.append(item)
-    return tuple(kept)
+    kept = {item.call_id if isinstance(item, ToolOutput) else at: item for at, item in enumerate(items)}
+    return tuple(kept.values())  # in the order in which the keys first came
 
 
-def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return a response's items with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
-    if not [item for item in items if isinstance(item, ToolCall)]:
-        return items
+def _classify_calls(run: LiveRun, view: TurnView, response: ModelResponse) -> ModelResponse:
+    """Return *response* with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
     others: list[dict[str, FunctionTool]] = []
-    made = tuple([_classify_call(run, view, item, others) if isinstance(item, ToolCall) else item for item in items])
-    return items if all(map(is_, made, items)) else made
+    made = [_classify_call(run, view, one, others) if isinstance(one, ToolCall) else one for one in response.items]
+    return response if all(map(is_, made, response.items)) else response.replace(items=tuple(made))
 
 
 def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[dict[str, FunctionTool]]) -> Item:
-    """Return *call* as `_classify_items` says. *others* gets all agents' tools by key, once a call needs them."""
+    """Return *call* as `_classify_calls` says. *others* gets all agents' tools by key, once a call needs them."""
     if call.kind == "approval":
         return call
     if call.namespace is None and call.name in view.handoff_names:
@@ -418,13 +399,14 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         ModelBehaviorError: events follow its end, it has no end, it was cut before anything usable, or the log couldn't
             be read again with it.
     """
-    reading, log, path, turn = _Reading(attempt, run.tree.log.wall), run.tree.log, run.state.path, run.state.turn
+    log, path, turn = run.tree.log, run.state.path, run.state.turn
+    attempt.items, attempt.done = [], None
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
     audience = [buffer for buffer in log.buffers() if buffer.hears(path)]
     held = run.guards_settled if run.settings.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:
-            reading.add(event)
+            attempt.add(event, log.wall)
             if not audience:
                 continue
             # Most events need no wait, and there are many: a coroutine for each would cost more than this loop.
@@ -435,60 +417,37 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 buffer.signal(event, path, turn)
                 if buffer.full:
                     await _wait_untimed(attempt, buffer.room)
-    response = reading.make_response()
+    response = _make_response(attempt)
     _check_cut(run, response)
     return response
 
 
-class _Reading(msgspec.Struct):
-    """A response as far as its events have come. Owned by the reader of the stream."""
+def _make_response(attempt: _Attempt) -> ModelResponse:
+    """Return the response whose events *attempt* has noted.
 
-    attempt: _Attempt
-    wall: Callable[[], float]
-    items: list[Item] = []
-    done: m.ResponseDone | None = None
+    Raises:
+        ModelBehaviorError: it has no end, or the log couldn't be read again with it.
+    """
+    done = attempt.done
+    if done is None:
+        raise ModelBehaviorError("The model's response ended without being done")
+    if done.usage is not None:
+        _check_counts(done.usage)
+    response = ModelResponse(
+        done.items or attempt.items,  # some servers leave the last event's items empty after having sent each
+        done.usage,
+        done.response_id,
+        done.request_id,
+        done.finish_reason,
+        done.model,
+        done.service_tier,
+        done.provider_data,
+    )
+    from agentloop._storage.incoming import find_fault_of_answer  # at the first answer
 
-    def add(self, event: Any) -> None:
-        """Note *event*, the next of the stream.
-
-        Raises:
-            ModelBehaviorError: it follows the end of the response.
-        """
-        if self.done is not None:
-            raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
-        if isinstance(event, m.ResponseDone):
-            self.done = event
-        elif isinstance(event, m.ItemDone):
-            self.items.append(event.item)
-        elif self.attempt.first_delta_at is None and isinstance(event, _DELTAS):
-            self.attempt.first_delta_at = self.wall()
-
-    def make_response(self) -> ModelResponse:
-        """Return the whole response.
-
-        Raises:
-            ModelBehaviorError: it has no end, or the log couldn't be read again with it.
-        """
-        done = self.done
-        if done is None:
-            raise ModelBehaviorError("The model's response ended without being done")
-        if done.usage is not None:
-            _check_counts(done.usage)
-        response = ModelResponse(
-            done.items or self.items,  # some servers leave the last event's items empty after having sent each
-            done.usage,
-            done.response_id,
-            done.request_id,
-            done.finish_reason,
-            done.model,
-            done.service_tier,
-            done.provider_data,
-        )
-        from agentloop._storage.incoming import find_fault_of_answer  # at the first answer
-
-        if (fault := find_fault_of_answer(response)) is not None:
-            raise ModelBehaviorError(f"The response can't be stored: {fault}")
-        return response
+    if (fault := find_fault_of_answer(response)) is not None:
+        raise ModelBehaviorError(f"The response can't be stored: {fault}")
+    return response
 
 
 def _check_counts(usage: RequestUsage) -> None:
@@ -508,7 +467,7 @@ def _check_cut(run: LiveRun, response: ModelResponse) -> None:
     Raises:
         ModelBehaviorError: no item of it can be used.
     """
-    if response.finish_reason is None or not response.cut:
+    if not response.cut:
         return
     if not any(map(_is_usable, response.items)):
         raise ModelBehaviorError(f"The response was cut ({response.finish_reason}) before anything usable came.")

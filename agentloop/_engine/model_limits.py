@@ -19,7 +19,7 @@ counting them when the answer comes. A hundred requests would begin while the fi
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,22 +30,13 @@ from agentloop._core.admission import Ticket
 from agentloop._core.context_size import estimate_input
 from agentloop._engine.calls.batch import CLOCK_SLACK
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError
-from agentloop.limits import Hold, Limit, Rate, TokenRate, TokenStart
+from agentloop.limits import Hold, Limit, Rate, TokenRate
 from agentloop.model_events import ModelRequest, ModelResponse, RateState
 from agentloop.records import ModelRequested
 
 _Ask: TypeAlias = Callable[[Any], Awaitable[ModelResponse]]
 _Entered: TypeAlias = tuple[ModelRequested, ModelRequest, _Ask]
-
-
-def find_limits(run: LiveRun, model: Model) -> tuple[Any, ...]:
-    """Return the limits of requests to *model*: the configuration's, its provider's and its own, each once."""
-    config = run.settings.config
-    of_provider: Iterable[Limit] = getattr(config.model_provider, "limits", ())
-    own: Iterable[Limit] = getattr(model, "limits", ())
-    return tuple(dict.fromkeys((*config.model_limits, *of_provider, *own)))
 
 
 class ModelPlace:
@@ -64,7 +55,6 @@ class ModelPlace:
         self.input_tokens = estimate_input(run.state, request) if any(limit.weighed for limit in limits) else 0
         self._ticket = Ticket(self._limits, self, weight=self.input_tokens)
         self._amounts: list[tuple[TokenRate, int]] = []
-        self._starts: list[tuple[TokenRate, TokenStart]] = []
         self._woken = anyio.Event()
         self._sleeps_until = math.inf
         self._started = self._began = False
@@ -79,8 +69,8 @@ class ModelPlace:
         self._started = True
         self._woken.set()
 
-    async def wait(self) -> None:
-        """Wait until all limits have room, and take them.
+    async def enter(self, requested: ModelRequested, request: ModelRequest, ask: _Ask) -> _Entered:
+        """Wait until all limits have room, and take them. Return the record, the request and what asks for its answer.
 
         Cancellation: it leaves the queue at once; limits that were taken in the same step are given back.
         """
@@ -101,25 +91,13 @@ class ModelPlace:
             raise
         finally:
             self._dispatcher.leave(self._wake)
+        waited = requested.replace(at=self._wall(), queued_at=self._queued_at, waited_for=self._ticket.waited_for)
+        return waited, request.replace(note_rates=self.note_rates), partial(self.perform, ask)
 
     def _wake(self, room: float) -> None:
         """Wake the run if it would sleep past *room*, at which a limit has room without a request's end."""
         if room + CLOCK_SLACK < self._sleeps_until:
             self._woken.set()
-
-    def enter(self, requested: ModelRequested, request: ModelRequest, ask: _Ask) -> _Entered:
-        """Return the record, the request and the function that asks for the answer, now that there is room for it."""
-        waited = requested.replace(at=self._wall(), queued_at=self._queued_at, waited_for=self._ticket.waited_for)
-        return waited, request.replace(note_rates=self.note_rates), partial(self.perform, ask)
-
-    def begin(self) -> None:
-        """Count the request, which is sent now, in the windows of the limits that time frees."""
-        now = anyio.current_time()
-        self._began = True
-        for limit in self._limits:
-            if not (limit.weighed or limit.freed_by_calls):
-                limit.begin(now)
-        self._starts = [(rate, rate.begin_amount(now, amount)) for rate, amount in self._amounts]
 
     def leave(self) -> None:
         """Give back what it has taken: of an attempt that was sent, its place among those in flight."""
@@ -139,16 +117,24 @@ class ModelPlace:
         Raises:
             Exception: as *ask*.
         """
-        self.begin()
+        now = anyio.current_time()  # the request is sent now, and counts in the windows of the limits that time frees
+        self._began = True
+        for limit in self._limits:
+            if not (limit.weighed or limit.freed_by_calls):
+                limit.begin(now)
+        starts = [(rate, rate.begin_amount(now, amount)) for rate, amount in self._amounts]
         try:
             response = await ask(effect)
             if response.usage is not None:
-                for rate, start in self._starts:
+                for rate, start in starts:
                     rate.settle(start, response.usage.total_tokens, self.input_tokens)
             return response
         except ModelTransportError as error:
             if error.status in _BUSY and error.retry_after is not None:
-                self._hold(error.retry_after)
+                until = anyio.current_time() + error.retry_after
+                for limit in self._limits:
+                    if limit.hold is not None:
+                        limit.hold.extend(until)
             raise
         finally:
             self.leave()
@@ -165,12 +151,6 @@ class ModelPlace:
                     limit.shrink(left, now + seconds, now)
                 elif limit.hold is not None and left <= 0:
                     limit.hold.extend(now + seconds)
-
-    def _hold(self, seconds: float) -> None:
-        until = anyio.current_time() + seconds
-        for limit in self._limits:
-            if limit.hold is not None:
-                limit.hold.extend(until)
 
 
 _BUSY = (429, 503, 529)

@@ -12,11 +12,7 @@ from functools import partial
 from typing import Any
 
 from agentloop._common.error_text import error_summary, is_fatal
-from agentloop._concurrency.backend import (
-    Captured,
-    cancelled_types,
-    capture,
-)
+from agentloop._concurrency.backend import Captured, cancelled_types, capture
 from agentloop._concurrency.beside import beside
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.plan import Arguments
@@ -32,9 +28,9 @@ from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.start import RunSegment
 from agentloop._storage.incoming import check_items
-from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
+from agentloop.config.budget import Budget
 from agentloop.context import Callback
 from agentloop.exceptions import EarlierFailure, StateError, UserError
 from agentloop.items import Item, ToolCall, to_items
@@ -67,9 +63,8 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
         raise failure
     if (ended is None or ended.resumable) and await _pauses(run, outer, call, arguments, body):
         return Paused()
-    if body.custom_output_extractor is not None:
-        extract = partial(call_user, body.custom_output_extractor, result_of(run))
-        return await run.call_callback("custom_output_extractor", call.call_id, extract, record_answer=False)
+    if (extract := body.custom_output_extractor) is not None:
+        return await run.call_callback("custom_output_extractor", call.call_id, extract, result_of(run))
     end = run.state.ended
     assert end is not None
     return end.final_output
@@ -88,18 +83,13 @@ async def _pauses(run: LiveRun, outer: LiveRun, call: ToolCall, arguments: Argum
     try:
         over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
     except StateError as error:
-        if not _goes_on_elsewhere(run):
+        if run.state.ended is None or not run.state.ended.resumable:
             raise
         # The definitions here don't fit, which isn't the model's fault: the call stays open, and once the others of its
         # batch have settled the outer run stops as the nested one did.
         outer.stopped_by = error
         return True
     return bool(over.status == "interrupted")
-
-
-def _goes_on_elsewhere(run: LiveRun) -> bool:
-    """Tell whether *run*, which an error has ended, continues where the definitions fit."""
-    return run.state.ended is not None and run.state.ended.resumable
 
 
 def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
@@ -123,8 +113,8 @@ async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
         if body.shows_schema:
             given += f"\n\nThe input fits this JSON schema:\n{json.dumps(body.typed.schema.schema, ensure_ascii=False)}"
     else:
-        build = partial(call_user, body.input_builder, arguments.value)
-        given = await run.call_callback("input_builder", call.call_id, build, record_answer=False)
+        value = arguments.value
+        given = await run.call_callback("input_builder", call.call_id, body.input_builder, value)
     items = to_items(given)
     if not isinstance(given, str):
         items = check_items("input_builder", items)
@@ -204,4 +194,4 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         redacts_errors=outer.redacts_errors_of(call),
     )
-    return outer.make_nested(state, settings, agent, Resources(outer.resources))
+    return outer.make_nested(state, settings, agent, Resources(outer.resources.host))

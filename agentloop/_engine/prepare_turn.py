@@ -18,7 +18,6 @@ from agentloop._common.naming import takes
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.turn_view import TurnView, find_prepared, keep_prepared
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
 from agentloop.agents import settings_for
@@ -60,7 +59,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     if run.state.closing and (run.state.turn == run.state.closing if answered else run.state.is_closing):
         view = _without_tools(view)
     if view.model is None:
-        view = msgspec.structs.replace(view, model=await _open_model(run))
+        view = msgspec.structs.replace(view, model=await _open_model(run, run.agent))
     if not view.shown:
         view = await _decide_anew(run, view)
     if not answered and (view.hosted or view.prompt is not None or run.state.kept_by_provider):
@@ -104,7 +103,7 @@ def _find_instructions(run: LiveRun) -> Any:
     own, bundles = run.agent.instructions, run.settings.config.bundles
     if not bundles:
         return own
-    from agentloop._bundling import merge_instructions
+    from agentloop.config._bundling import merge_instructions
 
     return merge_instructions(bundles, own)
 
@@ -341,8 +340,7 @@ async def _call_definition(
     await checkpoint_if_cancelled()  # as above
     if not takes(given, 2):
         raise UserTypeError(f"Agent.{field} of {run.agent.name!r}: expected a callable of (ctx, agent)")
-    do = partial(call_user, given, run.context, run.agent)
-    return await run.call_callback(field, str(run.state.turn), do, to_plain=to_plain)
+    return await run.ask(field, str(run.state.turn), given, run.context, run.agent, to_plain=to_plain)
 
 
 def _format_prompt(prompt: Any) -> Any:
@@ -358,8 +356,7 @@ async def filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT
     async def is_enabled(tool: FunctionTool | Handoff) -> Any:
         name, decide = tool.lookup_key if isinstance(tool, FunctionTool) else tool.name, tool.is_enabled
         assert callable(decide)
-        do = partial(call_user, decide, run.context, run.agent)
-        return await run.call_callback("is_enabled", f"{run.state.turn}:{name}", do)
+        return await run.ask("is_enabled", f"{run.state.turn}:{name}", decide, run.context, run.agent)
 
     asked = [tool for tool in tools if callable(tool.is_enabled)]
     answers = await beside([partial(is_enabled, tool) for tool in asked], "agentloop is_enabled")
@@ -403,8 +400,6 @@ def _check_sources(run: LiveRun, sourced: Sequence[SourcedTools], enabled: Seque
     Raises:
         UserError: two have.
     """
-    if len(sourced) < 2:
-        return
     on = set(enabled)
     found: dict[str, tuple[FunctionTool, SourcedTools]] = {}
     for each in sourced:
@@ -446,13 +441,27 @@ def _find_model(agent: Agent[Any, Any], config: RunConfig) -> Any:
     return agent.model if config.model is None else config.model
 
 
-async def _open_model(run: LiveRun) -> Any:
-    """Return the model of the agent at work, opened."""
-    given = _find_model(run.agent, run.settings.config)
+async def _open_model(run: LiveRun, agent: Agent[Any, Any]) -> Any:
+    """Return the model of *agent*, opened.
+
+    Raises:
+        UserError: it has none, or one that can't be opened with what is given here.
+        ModelTransportError, ModelTimeoutError: it can't be reached.
+    """
+    given = _find_model(agent, run.settings.config)
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
     if Model in type(given).__mro__ and given.is_open:
         return given
-    return await _resolve_model(run, run.agent, given)
+    if given is None:
+        raise UserError(
+            f"agent {agent.name!r} has no model: give it one (a Model, or a model string such as "
+            "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
+        )
+    try:
+        return await run.tree.resolve_model(run, given)
+    except (ModelTransportError, ModelTimeoutError, UserError) as error:
+        run.stopped_by = error  # the run isn't over: it continues where the model can be opened
+        raise
 
 
 def _check_features(run: LiveRun, view: TurnView) -> None:
@@ -482,39 +491,25 @@ async def check_models(run: LiveRun) -> None:
     Raises:
         StateError: one can't be opened here, for example without its API key. A worker that can continues the run.
     """
-    for agent, given in _list_models(run.state, run.agent, run.settings.config, run.tree.graph):
+    for agent in _list_agents(run.state, run.agent, run.tree.graph):
         try:
-            if not (isinstance(given, Model) and given.is_open):
-                await _resolve_model(run, agent, given)
+            await _open_model(run, agent)
         except UserError as error:
             raise StateError(f"run {run.state.run_id} can't continue here: {error}") from error
         except (ModelTransportError, ModelTimeoutError):
             run.stopped_by = None  # it may be reached when its turn comes
 
 
-def _list_models(
-    fold: RunFold, agent: Agent[Any, Any], config: RunConfig, graph: AgentGraph
-) -> Iterator[tuple[Agent[Any, Any], Any]]:
-    """Yield the agent at work and what its model is given as, of the run of *fold* and of nested runs that continue."""
-    yield agent, _find_model(agent, config)
-    tools = {tool.lookup_key: tool for tool in agent.functions}
-    for call in fold.due_calls() if fold.batch_open else ():
+def _list_agents(fold: RunFold, agent: Agent[Any, Any], graph: AgentGraph) -> Iterator[Agent[Any, Any]]:
+    """Yield the agent at work of the run of *fold*, and those of the nested runs that continue with its configuration.
+
+    One with its own configuration may have another provider, which its own segment asks.
+    """
+    yield agent
+    tools = {tool.lookup_key: tool for tool in (agent.functions if fold.nested else ())}
+    for call in fold.due_calls() if fold.nested and fold.batch_open else ():
         nested, tool = fold.nested.get(call.call.call_id), find_called_tool(tools, call.call)
         if nested is None or nested.started is None or nested.paused or tool is None:
             continue
-        # One with its own configuration may have another provider, which its own segment asks.
         if isinstance(tool.body, AgentCall) and tool.body.run_config is None:
-            yield from _list_models(nested, graph.get(nested.agent), config, graph)
-
-
-async def _resolve_model(run: LiveRun, agent: Agent[Any, Any], given: object) -> Any:
-    if given is None:
-        raise UserError(
-            f"agent {agent.name!r} has no model: give it one (a Model, or a model string such as "
-            "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
-        )
-    try:
-        return await run.tree.resolve_model(run, given)
-    except (ModelTransportError, ModelTimeoutError, UserError) as error:
-        run.stopped_by = error  # the run isn't over: it continues where the model can be opened
-        raise
+            yield from _list_agents(nested, graph.get(nested.agent), graph)

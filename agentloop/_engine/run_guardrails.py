@@ -22,7 +22,6 @@ from typing import Any
 
 import anyio
 
-from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._common.naming import number_names
 from agentloop._common.values import Value
@@ -32,11 +31,7 @@ from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import blocked_text
 from agentloop.context import Callback
-from agentloop.exceptions import (
-    InputGuardrailTripwireTriggered,
-    OutputGuardrailTripwireTriggered,
-    UserTypeError,
-)
+from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered, UserTypeError
 from agentloop.guardrails import (
     AskAgain,
     BlockedOutputArgs,
@@ -50,17 +45,7 @@ from agentloop.items import Item
 from agentloop.outcomes import AddedInput
 from agentloop.records import GuardrailSettled
 
-
-async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -> tuple[Any, float]:
-    began = anyio.current_time()
-    effect = e.Guard(
-        run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
-    )
-    output = await run.tree.effects.perform(effect)
-    if not isinstance(output, GuardrailFunctionOutput | AskAgain):
-        kinds = "GuardrailFunctionOutput or AskAgain"
-        raise UserTypeError(f"guardrail {guardrail.name!r} must return {kinds}, not {output!r}")
-    return output, anyio.current_time() - began
+_VERDICTS = (GuardrailFunctionOutput, AskAgain)
 
 
 def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int, *, input_id: str | None = None) -> None:
@@ -129,34 +114,33 @@ def guards_missing(run: LiveRun) -> list[Judge]:
 
 
 async def judge_added_input(run: LiveRun, added: AddedInput) -> None:
-    """Run all input guardrails on *added*, at once, before the model is shown it.
+    """Run all input guardrails on *added*, at once, before the model is shown it; its sender can't withdraw it then.
 
     Raises:
         InputGuardrailTripwireTriggered: by the first that trips; the others have ended.
         Exception: the error of a guardrail; the others have ended, too.
     """
-    judges = [_make_input_judge(run, judge, added.items, added.id) for judge in _list_judges(run)]
-    await beside(judges, "agentloop guardrail")
+    judges = [partial(_judge_input, run, judge, added.items, added.id) for judge in _list_judges(run)]
+    run.judged_input = added.id
+    try:
+        await beside(judges, "agentloop guardrail")
+    finally:
+        run.judged_input = None
+    await run.checkpoint()
 
 
-def _make_input_judge(
-    run: LiveRun, judge: Judge, given: tuple[Item, ...], input_id: str | None = None
-) -> Callable[[], Awaitable[None]]:
+async def _judge_input(run: LiveRun, judge: Judge, given: tuple[Item, ...], input_id: str | None = None) -> None:
     guardrail = judge.guardrail
-
-    async def judge_input() -> None:
-        output, duration = await _run_guardrail(run, "input", guardrail, given)
-        if isinstance(output, AskAgain) and input_id is None:
-            output = output._refused()  # the run has no sender who could give it another input
-        secret = run.state.secret_input
-        result = InputGuardrailResult(
-            guardrail=guardrail, output=output, duration=duration, secret=secret, input_id=input_id
-        )
-        _record_result(run, "input", judge.index, result, judge.nth, input_id=input_id)
-        if output.tripwire_triggered:
-            raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
-
-    return judge_input
+    output, duration = await run.guard("input", guardrail, None, _VERDICTS, run.context, run.agent, given)
+    if isinstance(output, AskAgain) and input_id is None:
+        output = output._refused()  # the run has no sender who could give it another input
+    secret = run.state.secret_input
+    result = InputGuardrailResult(
+        guardrail=guardrail, output=output, duration=duration, secret=secret, input_id=input_id
+    )
+    _record_result(run, "input", judge.index, result, judge.nth, input_id=input_id)
+    if output.tripwire_triggered:
+        raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
 
 
 @uninterrupted
@@ -179,7 +163,7 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
     watching: list[Callable[[], Awaitable[None]]] = []
     for judge in guards_missing(run):
         held = none_beside or not judge.guardrail.run_in_parallel
-        (blocking if held else watching).append(_make_input_judge(run, judge, given))
+        (blocking if held else watching).append(partial(_judge_input, run, judge, given))
     await beside(blocking, "agentloop guardrail")
     passed = 0
     settled = anyio.Event()
@@ -202,12 +186,6 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
     await beside(judges, "agentloop guardrail", here=call_model, on_error=note)
 
 
-async def guard_answered_turn(run: LiveRun) -> None:
-    """Run the guardrails that haven't passed the input, in a resumed run whose model has answered already."""
-    if guards_missing(run):
-        await guard_model_call(run, None)
-
-
 async def judge_final_output(run: LiveRun, output: Any, *, withholds: bool, may_ask: bool) -> str:
     """Run the output guardrails of the configuration and of the agent at work, all at once.
 
@@ -224,42 +202,36 @@ async def judge_final_output(run: LiveRun, output: Any, *, withholds: bool, may_
     guards = output_guardrails(run)
     keys = number_names(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
-    asked: dict[int, str] = {}
     text: str | None = None
 
-    def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
-        async def judge() -> None:
-            nonlocal text
-            answer, duration = await _run_guardrail(run, "output", guardrail, output)
-            if isinstance(answer, AskAgain):
-                if may_ask:
-                    asked[index] = answer.message
-                else:
-                    answer = answer._refused()
-            result = OutputGuardrailResult(
-                guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
-            )
-            if not withholds:
-                _record_result(run, "output", index, result, keys[index][1])
-            else:
-                if answer.tripwire_triggered:
-                    text = text or _word_block(run, guardrail.name)
-                    result = _hide(result, text)
-                held[index] = result
+    async def judge(index: int, guardrail: OutputGuardrail) -> str | None:
+        nonlocal text
+        answer, duration = await run.guard("output", guardrail, None, _VERDICTS, run.context, run.agent, output)
+        if isinstance(answer, AskAgain) and not may_ask:
+            answer = answer._refused()
+        result = OutputGuardrailResult(
+            guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
+        )
+        if not withholds:
+            _record_result(run, "output", index, result, keys[index][1])
+        else:
             if answer.tripwire_triggered:
-                raise OutputGuardrailTripwireTriggered(
-                    f"Output guardrail {guardrail.name} tripped", guardrail_result=result
-                )
-
-        return judge
+                text = text or _word_block(run, guardrail.name)
+                result = _hide(result, text)
+            held[index] = result
+        if answer.tripwire_triggered:
+            raise OutputGuardrailTripwireTriggered(
+                f"Output guardrail {guardrail.name} tripped", guardrail_result=result
+            )
+        return answer.message if isinstance(answer, AskAgain) else None
 
     try:
-        await beside([make_judge(index, guardrail) for index, guardrail in enumerate(guards)], "agentloop guardrail")
+        answers = await beside([partial(judge, index, one) for index, one in enumerate(guards)], "agentloop guardrail")
     finally:
         for index in sorted(held):
             result = held[index] if text is None else _hide(held[index], text)
             _record_result(run, "output", index, result, keys[index][1])
-    return "\n".join([asked[index] for index in sorted(asked)])
+    return "\n".join([answer for answer in answers if answer is not None])
 
 
 def _word_block(run: LiveRun, guardrail: str) -> str:

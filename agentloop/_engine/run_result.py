@@ -11,7 +11,6 @@ from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
-from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.records import RunEnded
 from agentloop.results import RunData, RunResult
 
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 
 
 _CANCELLED = RunEnded((), 0, 0.0, "cancelled")
-
-
-def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
-    return tuple(
-        ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
-        for call in state.calls.values()
-        if call.outcome is not None
-    )
 
 
 _NO_GUARDRAIL_RESULTS: dict[str, Any] = {
@@ -56,12 +47,17 @@ def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
 
 def _collect_fields(state: RunFold, tree: RunFold) -> dict[str, Any]:
     """Return the other fields that `RunData` and `RunResult` share, of the run *state* in *tree*."""
+    calls = (
+        ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
+        for call in state.calls.values()
+        if call.outcome is not None
+    )
     return {
         "input": state.input,
         "new_items": valid_history(state.new_items),
         "raw_responses": tuple(state.responses),
         "usage": tree.usage,
-        "calls": _collect_calls(state),
+        "calls": tuple(calls),
         "records": tuple(tree.records) if state is tree else (),
     }
 
@@ -103,19 +99,16 @@ class _ResultMaker(Value, frozen=True, eq=False):
         return RunState._of(self.root, self.tree, self.context, self.converter)
 
 
-def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
-    """Return the result of *run*, which has ended without an error.
+def result_of(run: LiveRun, end: RunEnded | None = None) -> RunResult[Any]:
+    """Return the result of *run*, which has ended without an error: by *end*, if it isn't the log's own record.
 
     One that was cancelled before its first record, or that of its resumption, has no record of that end.
-
-    Args:
-        from_records: True if the end of *run* was read from a stored log, which has the plain form of its final output.
     """
-    end = (run.state.ended if run.has_begun or from_records else None) or _CANCELLED
+    end = end or (run.state.ended if run.has_begun else None) or _CANCELLED
     state, tree, context = run.state, run.tree, run.context.context
     judged = _collect_guardrail_results(run) if state.guardrails else _NO_GUARDRAIL_RESULTS
     result = RunResult._of(
-        final_output=_read_stored_output(run, end.final_output) if from_records else end.final_output,
+        final_output=end.final_output,
         status=end.status,
         stop_reason=end.stop_reason,
         last_agent=run.agent,
@@ -125,24 +118,3 @@ def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
     if run.parent is not None:
         result._complete()  # the tree's usage is to be that of this moment
     return result
-
-
-def _read_stored_output(run: LiveRun, stored: Any) -> Any:
-    """Return the value of the agent's output type that *stored* is the plain form of.
-
-    A value that doesn't fit stays plain: a tool's output may be the final output, in any type.
-    """
-    typed = run.agent._typed_output()
-    if typed is None:
-        return stored
-    try:
-        return typed.using(run.settings.config.converter).validate(stored)
-    except UserTypeError:
-        return stored
-
-
-def attach_run_data(run: LiveRun, error: BaseException) -> BaseException:
-    """Return *error*, with the run's data as `run_data` if it is the library's own."""
-    if isinstance(error, AgentLoopError):
-        error.run_data = run_data_of(run)
-    return error

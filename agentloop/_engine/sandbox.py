@@ -43,6 +43,7 @@ import msgspec
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import capture, checkpoint_if_cancelled
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import Sandbox, SandboxProvider
 from agentloop.exceptions import StateError
@@ -51,6 +52,7 @@ from agentloop.records import SandboxOpened
 logger = logging.getLogger("agentloop")
 
 
+@uninterrupted
 async def create_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
     """Make the run's sandbox and record its name. The run can be resumed after an error of the provider.
 
@@ -63,7 +65,7 @@ async def create_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
 
     await checkpoint_if_cancelled()
     try:
-        made = await run.call_callback("sandbox", "", create, record_answer=False)
+        made = await run.call_callback("sandbox", "", create)
     except Exception as error:
         run.stopped_by = error
         raise
@@ -71,6 +73,7 @@ async def create_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
     await checkpoint_if_cancelled()
 
 
+@uninterrupted
 async def find_sandbox(run: LiveRun, name: str) -> None:
     """Find the sandbox that the run's log names.
 
@@ -84,7 +87,7 @@ async def find_sandbox(run: LiveRun, name: str) -> None:
     async def find() -> Sandbox:
         return _hold(run, await provider.find(name, run.state.run_id))
 
-    _hold(run, await run.call_callback("sandbox", name, find, record_answer=False))
+    _hold(run, await run.call_callback("sandbox", name, find))
 
 
 def _hold(run: LiveRun, sandbox: Sandbox) -> Sandbox:

@@ -18,12 +18,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from agentloop import effects as e
 from agentloop._core.history import valid_history
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop._engine.runtime.session_progress import SessionProgress, digest_item
 from agentloop._storage.incoming import check_items
+from agentloop.abc import effects as e
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 from agentloop.records import SessionSaved
@@ -49,9 +48,7 @@ async def load_session(
     merge = run.settings.config.history.session_input_callback
     if merge is None:
         return given, (*history, *given)
-    merged = await run.call_callback(
-        "session_input_callback", "", lambda: call_user(merge, list(history), list(given)), record_answer=False
-    )
+    merged = await run.call_callback("session_input_callback", "", merge, list(history), list(given))
     if not isinstance(merged, list | tuple):
         raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
     shown = check_items("session_input_callback", to_items(merged))
@@ -132,21 +129,19 @@ def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
     The last write had complete pairs of these items. After several such writes, in run segments that didn't reach their
     ends, later items follow pairs that were completed before them.
     """
-    due = Counter(map(digest_item, items))
-    written: Counter[bytes] = Counter()
+    missing = Counter(map(digest_item, items))
     for item in reversed(tail):
         key = digest_item(item)
-        if written[key] == due[key]:
+        if not missing[key]:
             break  # written by other code, or before: no earlier item of the session is one of these
-        written[key] += 1
-    left = []
-    for item in items:
+        missing[key] -= 1
+    left: list[Item] = []
+    for item in reversed(items):  # of equal items the first ones are written
         key = digest_item(item)
-        if written[key]:
-            written[key] -= 1
-        else:
+        if missing[key]:
+            missing[key] -= 1
             left.append(item)
-    return left
+    return left[::-1]
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -155,21 +150,17 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     Of two outputs of one call the latest stays, at the position of the first. Another run may have used the id again:
     each call begins its own pair.
     """
-    positions: dict[str, int | None] = {}
-    kept: list[Item] = []
-    for item in items:
+    begun: dict[str, int] = {}
+    kept: dict[object, Item] = {}  # an output by its call: assigned again, it keeps its place
+    for at, item in enumerate(items):
+        if isinstance(item, ToolOutput | HandoffOutput):
+            if item.call_id in begun:
+                kept[item.call_id, begun[item.call_id]] = item
+            continue
         if isinstance(item, ToolCall | HandoffCall):
-            positions[item.call_id] = None
-        elif isinstance(item, ToolOutput | HandoffOutput):
-            if item.call_id not in positions:
-                continue
-            position = positions[item.call_id]
-            if position is not None:
-                kept[position] = item
-                continue
-            positions[item.call_id] = len(kept)
-        kept.append(item)
-    return valid_history(kept)
+            begun[item.call_id] = at
+        kept[at] = item
+    return valid_history(kept.values())
 
 
 def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -6,39 +6,17 @@ Does not act on the state: the loop does, once the log has the segment's first r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from agentloop._common.values import Value
 from agentloop._core.next_action import Pause, next_action
 from agentloop._engine.prepare_turn import check_models
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.effects import NewId
+from agentloop.abc.effects import NewId
 from agentloop.items import Item
 from agentloop.records import GraphChanged, RunResumed, RunStarted
 from agentloop.settings import Conversation
 from agentloop.spans import RunOpening, Trace
-
-if TYPE_CHECKING:
-    from agentloop._core.run_fold import RunFold
-    from agentloop.agents import Agent
-    from agentloop.agents._graph import AgentGraph
-    from agentloop.state import RunState
-
-
-class StartingPoint(msgspec.Struct, eq=False, frozen=True):
-    """The log so far, and the agent at work.
-
-    Made once per run segment. `changed` describes the differences of the agents from those the run had, unless the log
-    has them already.
-    """
-
-    fold: RunFold
-    agent: Agent[Any, Any]
-    graph: AgentGraph | None = None
-    changed: tuple[str, ...] = ()
-    state: RunState | None = None
 
 
 class RunSegment(Value, frozen=True):
@@ -145,6 +123,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     await _ensure_sandbox(run)
     await run.checkpoint()
     if state.turn and not state.turn_open and not state.input_added_later:
-        from agentloop._engine.run_guardrails import guard_answered_turn
+        from agentloop._engine.run_guardrails import guard_model_call, guards_missing
 
-        await guard_answered_turn(run)
+        if guards_missing(run):  # the model has answered already
+            await guard_model_call(run, None)

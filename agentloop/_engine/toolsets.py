@@ -12,6 +12,7 @@ from typing import Any
 from agentloop._common.error_text import message_of
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._concurrency.beside import beside
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents._sourced_tools import SourcedTools
@@ -37,6 +38,7 @@ async def ask_toolsets(run: LiveRun) -> list[SourcedTools]:
         raise
 
 
+@uninterrupted
 async def _ask(run: LiveRun, index: int, source: ToolSource) -> SourcedTools:
     """Ask one source, and record its answer: None where it is the last one again."""
     place = f"{run.agent_key}:{index}"
@@ -54,7 +56,7 @@ async def _ask(run: LiveRun, index: int, source: ToolSource) -> SourcedTools:
         return SourcedTools.of(given, name, earlier, run.agent.functions)
 
     key = f"{run.state.turn}:{place}"
-    found: SourcedTools = await run.call_callback("toolset", key, ask, record_answer=False)
+    found: SourcedTools = await run.call_callback("toolset", key, ask)
     same = earlier is not None and (found is earlier or found.described == earlier.described)
     run.tree.log.append(CallbackReturned(*run.here(), "toolset", key, None if same else found.described))
     run.tree.sourced = run.tree.sourced or {}

@@ -5,12 +5,9 @@ Joins the plan, the approvals and the batch; does not know about single bodies o
 
 from __future__ import annotations
 
-from contextvars import copy_context
-from functools import partial
-
 from agentloop._concurrency.backend import cancelled_types, is_closing, unexpected_cancellation
 from agentloop._core.call_identity import find_called_tool
-from agentloop._core.plan import Answer, AwaitVerdict, Plan, PlanEntry, PlanRules, read_arguments
+from agentloop._core.plan import Answer, AwaitVerdict, Plan, PlanRules
 from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.batch import Batch
@@ -18,10 +15,9 @@ from agentloop._engine.calls.steps import format_tool_error
 from agentloop._engine.prepare_turn import filter_enabled
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import StateError
-from agentloop.items import CallToAnswer
+from agentloop.items import CallToAnswer, ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BatchEnded, CallAnswered
-from agentloop.settings import ToolErrorArgs
 
 
 async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
@@ -37,7 +33,9 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         for call in run.state.handoffs_due[:1]:
             # The handoff is taken after the calls, but its errors must show before any of them starts.
             view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
-        if _has_to_ask(run, plan):
+        # In a resumed turn, and in the history of an engine, any call may have been asked about before.
+        asks = run.policies or run.state.turn_has_effects or run.tree.approvals is not None
+        if asks or [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]:
             from agentloop._engine.calls.approval import decide
 
             plan = await decide(run, plan)
@@ -55,24 +53,13 @@ async def _make_rules(run: LiveRun, view: TurnView) -> PlanRules:
     rules = PlanRules(
         not_found=config.tool_execution.not_found_behavior,
         max_calls=config.tool_execution.max_calls_per_turn,
-        limits=config.json_limits,
-        read=read_arguments if config.converter is None else partial(read_arguments, converter=config.converter),
+        read=run.read_arguments,
     )
     if run.state.conflict is not None or run.state.turn_has_effects:
         return rules
     if [tool for tool in view.by_key.values() if not isinstance(tool.is_enabled, bool)]:
         rules = rules.replace(disabled=await _find_disabled(run, view))
     return rules
-
-
-def _has_to_ask(run: LiveRun, plan: Plan) -> bool:
-    """Tell whether a call of *plan* may need a verdict.
-
-    A call may have been asked about before: in an earlier run segment, or in the history of an engine.
-    """
-    if run.policies or run.state.turn_has_effects or run.tree.approvals is not None:
-        return True
-    return bool([entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False])
 
 
 async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
@@ -94,19 +81,18 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
     Raises:
         AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
-    if _only_waits(plan):
+    if plan and all(isinstance(entry.disposition, AwaitVerdict) for entry in plan):
         return await run.checkpoint()
-    sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     run.tree.join_loop()  # from here on code of another thread may ask for a call of this run
-    batch = Batch(run, plan, sequential=sequential, context=copy_context())
+    batch = _make_batch(run, plan)
     del plan  # two objects for each call, which the collector would count while the bodies run
     events = run.tree.log.events
     if events is not None:
         events.on_room[batch.room] = None
     task = batch.nursery.task
     try:
-        for entry in batch.answers:
-            batch.answer(entry, await _format_answer(run, entry))
+        for call, answer in batch.answers:
+            batch.answer(call, answer, await _format_answer(run, call, answer))
         async with batch.nursery:
             try:
                 batch.open()
@@ -130,14 +116,17 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
     _accept(run, batch)
 
 
-def _only_waits(plan: Plan) -> bool:
-    """Tell whether *plan* has calls, and all of them wait for verdicts or answers."""
-    return bool(plan) and all(isinstance(entry.disposition, AwaitVerdict) for entry in plan)
+def _make_batch(run: LiveRun, plan: Plan) -> Batch:
+    if [entry for entry in plan if entry.tool is not None and entry.tool.background]:
+        from agentloop._engine.calls.background import open_background  # few runs have one
+
+        open_background(run)
+    return Batch(run, plan)
 
 
 def note_late_calls(run: LiveRun) -> bool:
     """Append `CallAnswered` for each call, also of paused nested runs, that wasn't answered in time; tell if one is."""
-    asked = [call for call in run.state.interruptions() if isinstance(call, CallToAnswer)]
+    asked = [call for call in run.state.interruptions(questions=True) if isinstance(call, CallToAnswer)]
     now = run.tree.log.wall() if asked else 0.0
     late = [one for one in asked if one.expires_at is not None and now >= one.expires_at]
     for one in late:
@@ -163,21 +152,12 @@ def _accept(run: LiveRun, batch: Batch) -> None:
         run.tree.log.append(BatchEnded(run.state.path, run.state.turn, run.tree.log.wall()))
 
 
-async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
+async def _format_answer(run: LiveRun, call: ToolCall, answer: Answer) -> CallOutcome:
     """Return the outcome of a call that is answered without running, with the text of `tool_error_formatter` if any."""
-    answer = entry.disposition
-    assert isinstance(answer, Answer)
     outcome = answer.outcome.replace(ended_at=run.tree.log.wall())
-    formatter = run.settings.config.tool_execution.error_formatter
-    if answer.kind is None or formatter is None:
+    if answer.kind is None:
         return outcome
     assert isinstance(outcome.output, str)
-    args = ToolErrorArgs(
-        kind=answer.kind,
-        tool=entry.call.name,
-        call_id=entry.call.call_id,
-        error=outcome.error,
-        default=outcome.output,
-    )
-    text = await format_tool_error(run, formatter, args, redact=run.redacts_errors_of(entry.call))
+    redact = run.redacts_errors_of(call)
+    text = await format_tool_error(run, answer.kind, call, outcome.error, outcome.output, redact=redact)
     return outcome if text is None else outcome.replace(output=text)

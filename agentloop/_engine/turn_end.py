@@ -10,10 +10,8 @@ servers don't know.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
-from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.conditions import Condition, ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
@@ -29,8 +27,7 @@ async def find_stop_condition(run: LiveRun, condition: Condition) -> Fired | Non
     """
     answers = {}
     for predicate in condition.predicates():
-        question = partial(call_user, predicate, run.context)
-        answers[predicate] = await run.call_callback("stop_when", str(run.state.turn), question)
+        answers[predicate] = await run.ask("stop_when", str(run.state.turn), predicate, run.context)
     return condition.check(_make_condition_view(run), answers)
 
 

@@ -10,8 +10,8 @@ from agentloop._core.context_size import estimate_input
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
-from agentloop.budget import WorstCase, to_amount
 from agentloop.config import Price
+from agentloop.config.budget import WorstCase, to_amount
 from agentloop.exceptions import UserError
 from agentloop.model_events import ModelRequest
 from agentloop.usage import RequestUsage

@@ -36,7 +36,8 @@ SCHEMA_VERSION = "2"
 
 RecordUpgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any] | None]
 T = TypeVar("T")
-_ENCODE = msgspec.json.Encoder(enc_hook=plain_text).encode
+_ENCODER = msgspec.json.Encoder(enc_hook=plain_text)
+_ENCODE, _ENCODE_LINES = _ENCODER.encode, _ENCODER.encode_lines
 _DECODE = msgspec.json.Decoder(r.Record).decode
 
 
@@ -49,7 +50,7 @@ def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str
     Raises:
         UserTypeError: if *record* isn't a record, or is of a kind that `stored_forms` doesn't have.
     """
-    tree: dict[str, Any] = to_tree(_store_record(record, secrets or DIGESTS))
+    tree: dict[str, Any] = to_tree(_store_records((record,), secrets)[0])
     return tree
 
 
@@ -69,30 +70,35 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
         UserTypeError: as `record_to_json`.
         StateError: a field holds something that JSON has no form for.
     """
-    return _to_text(_store_record(record, secrets or DIGESTS))
+    return _to_lines(_store_records((record,), secrets))[:-1]
+
+
+def records_to_lines(records: Sequence[r.Record], secrets: Secrets | None = None) -> list[bytes]:
+    """Return each of *records* as canonical JSON text, all written at once. Raises as `record_to_line`."""
+    return _to_lines(_store_records(records, secrets)).split(b"\n")[:-1]
 
 
 def records_to_array(records: Sequence[r.Record], secrets: Secrets) -> bytes:
     """Return *records* as canonical JSON text. Raises as `record_to_line`."""
-    storers, write = RECORD_STORERS, value_to_json
-    return _to_text([one if (put := storers[type(one)]) is None else put(one, secrets, write) for one in records])
+    return b"[%b]" % _to_lines(_store_records(records, secrets))[:-1].replace(b"\n", b",")
 
 
-def _store_record(record: r.Record, secrets: Secrets) -> Any:
-    storer = RECORD_STORERS[type(record)]
-    return record if storer is None else storer(record, secrets, value_to_json)
+def _store_records(records: Sequence[r.Record], secrets: Secrets | None) -> list[Any]:
+    storers, hidden, write = RECORD_STORERS, secrets or DIGESTS, value_to_json
+    return [one if (put := storers[type(one)]) is None else put(one, hidden, write) for one in records]
 
 
-def _to_text(stored: Any) -> bytes:
+def _to_lines(stored: list[Any]) -> bytes:
+    """Return *stored* as lines of JSON text, in which there is no line break: each within a text is escaped."""
     try:
-        text = _ENCODE(stored)
-        if not _lacks_number(text):
-            return text
+        lines = _ENCODE_LINES(stored)
+        if not _lacks_number(lines):
+            return lines
     except (TypeError, ValueError, RecursionError):  # half a surrogate pair, a number of 4,300 digits
         pass
-    if isinstance(stored, list):
-        return b"[%b]" % b",".join(map(_to_text, stored))
-    return encode(to_tree(stored), None)
+    if len(stored) > 1:
+        return b"".join([_to_lines([one]) for one in stored])
+    return encode(to_tree(stored[0]), None) + b"\n"
 
 
 @functools.cache

@@ -243,11 +243,6 @@ def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) ->
     return partial(rc.record_to_line, secrets=Secrets(codec, converter))
 
 
-def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:
-    """Return the line of *record* without a codec, which hides secrets as digests: equal records have equal ones."""
-    return rc.record_to_line(record, Secrets(None, converter))
-
-
 @attrs.frozen
 class JournalContents:
     """The lines of a journal, read: its records, and the run id and graph of its first header.

@@ -19,11 +19,11 @@ from agentloop._common.naming import shorten_name, snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_context_policy, check_run_config
+from agentloop.config.hooks import AgentHooks, RunHooks
+from agentloop.config.policies import Policy
 from agentloop.context import Callback
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff, target_of
-from agentloop.hooks import AgentHooks, RunHooks
-from agentloop.policies import Policy
 from agentloop.settings import Conversation, ModelSettings, Prompt
 from agentloop.tools import (
     CONTEXT_TYPES,
@@ -38,9 +38,9 @@ from agentloop.tools import (
 )
 
 if TYPE_CHECKING:
-    from agentloop._bundling import Bundle
     from agentloop._schema.function_schema import FunctionSchema
     from agentloop._schema.output_schema import OutputType, TypedOutput
+    from agentloop.config._bundling import Bundle
     from agentloop.window.policy import ContextPolicy
 
 OtherT = TypeVar("OtherT")
@@ -91,7 +91,7 @@ def _make_tool_schema(name: str) -> FunctionSchema:
 
 def _check_bundles(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     if value != ():
-        from agentloop._bundling import BUNDLES  # few agents have bundles
+        from agentloop.config._bundling import BUNDLES  # few agents have bundles
 
         BUNDLES(agent, attribute, value)
 
@@ -322,7 +322,7 @@ class Agent(Generic[ContextT, OutputT]):
 
     def _merge(self, bundles: tuple[Bundle, ...]) -> None:
         """Make the parts of *bundles* parts of this agent; `_bundling` says in which order."""
-        from agentloop import _bundling
+        from agentloop.config import _bundling
 
         self.bundles = bundles
         self._brought = brought = _bundling.merge_sequences(bundles)

@@ -86,6 +86,8 @@ class AgentGraph:
 
     def find(self, key: str) -> Agent[Any, Any] | None:
         """Return the agent with this *key*, or None if there is none or if several agents fit."""
+        if self.key(self.root) == key:  # most runs have one agent, and need no table
+            return self.root
         if not self._agents:
             self._add_keys(self.root)
         if key in self._agents:

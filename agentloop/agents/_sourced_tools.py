@@ -92,7 +92,7 @@ class SourcedTools(Value, frozen=True, eq=False):
     tools: tuple[FunctionTool[Any], ...]
     described: list[dict[str, Any]]
     source: str = ""
-    """The name of the source; a replay, which has only the log, doesn't know it."""
+    """The name of the source; a replay, which has only the log, knows it from the descriptions and errors there."""
 
     @classmethod
     def of(

@@ -35,11 +35,10 @@ import attrs
 import msgspec
 import pydantic
 from ag_ui import core as ui
-from anyio.lowlevel import EventLoopToken, current_token
 
 from agentloop import events as ev
 from agentloop._common.web_names import ANY
-from agentloop._concurrency.backend import tell
+from agentloop._concurrency.backend import scheduler
 from agentloop._schema.json_check import leave_out
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
@@ -97,7 +96,7 @@ class AGUIForm:
         """The text of the state that the client has."""
         self._waiting: anyio.CancelScope | None = None
         if self._state is not None:
-            self._state._listen(partial(_tell, current_token(), self._wake))
+            self._state._listen(partial(_tell, scheduler(), self._wake))
         self._front_end = asked.front_end
         self._answered = asked.outputs.keys()
         self._unended: set[str] = set()
@@ -250,10 +249,10 @@ class AGUIForm:
         return _format([*self._share(), *self._end_all(), failed])
 
 
-def _tell(token: EventLoopToken, wake: Callable[[], None]) -> None:
-    """Let the loop of *token* call *wake*; from any thread, and when that loop has ended, too."""
+def _tell(schedule: Callable[..., object], wake: Callable[[], None]) -> None:
+    """Let the loop of *schedule* call *wake*; from any thread, and when that loop has ended, too."""
     with suppress(RuntimeError):
-        tell(token, wake)
+        schedule(wake)
 
 
 def _is_refused(operation: Mapping[str, Any]) -> bool:

@@ -23,10 +23,10 @@ from typing import Any
 import anyio
 
 from agentloop import events as ev
-from agentloop._core.record_events import parse_event_id
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._writer import Numbered, format_event
 from agentloop.exceptions import UserError
+from agentloop.state import parse_event_id
 
 MOST_SIGNALS = 1_000
 MOST_SIGNAL_BYTES = 256 * 1024

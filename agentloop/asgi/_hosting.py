@@ -105,8 +105,8 @@ from agentloop.run import Runner
 from agentloop.state import RunState
 
 if TYPE_CHECKING:
-    from agentloop._engine.run_stream import RunStream
     from agentloop.events import Event
+    from agentloop.run._stream import RunStream
 
 Options: TypeAlias = Mapping[str, Any]
 Decide: TypeAlias = Callable[[RunState], None]

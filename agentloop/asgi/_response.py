@@ -20,8 +20,8 @@ from agentloop.exceptions import UserError
 from agentloop.run import Runner, RunOptions
 
 if TYPE_CHECKING:
-    from agentloop._engine.run_stream import RunStream
     from agentloop.items import Item
+    from agentloop.run._stream import RunStream
     from agentloop.state import RunState
 
 logger: logging.Logger = logging.getLogger("agentloop")

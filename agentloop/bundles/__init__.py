@@ -6,8 +6,7 @@ web need httpx, which takes as long to import as the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 
@@ -30,7 +29,8 @@ _LAZY = {
     "Web": "_web",
 }
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

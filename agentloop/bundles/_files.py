@@ -25,9 +25,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentloop._bundling import Bundle
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import UserValueError
+from agentloop.config._bundling import Bundle
 from agentloop.context import ToolContext
 from agentloop.executors import EditError, LocalEditor, editor_tool
 from agentloop.executors._edit_files import list_folder, read_file, show_name, to_text

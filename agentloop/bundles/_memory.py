@@ -31,12 +31,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
-from agentloop._bundling import Bundle, Opener
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.memory_paths import EXPECTED, are_names, fold
 from agentloop.abc import MemoryStore
 from agentloop.bundles._log import has_log, succeeded_calls
+from agentloop.config._bundling import Bundle, Opener
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import MemoryConflict
 from agentloop.tools import FunctionTool, tool

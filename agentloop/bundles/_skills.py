@@ -37,15 +37,15 @@ from typing import Any
 
 import attrs
 
-from agentloop._bundling import Bundle
 from agentloop._common.errors import ModelBehaviorError, UserValueError
 from agentloop.bundles._files import open_root
 from agentloop.bundles._log import source_tools, succeeded_calls
+from agentloop.config._bundling import Bundle
+from agentloop.config.policies import Deny, PendingCall
 from agentloop.context import RunContext, ToolContext
 from agentloop.executors import EditError
 from agentloop.executors._edit_files import read_file, to_text
 from agentloop.guardrails import Allow
-from agentloop.policies import Deny, PendingCall
 from agentloop.tools import FunctionTool, tool
 
 logger: logging.Logger = logging.getLogger("agentloop")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import attrs
 
-from agentloop._bundling import Bundle
 from agentloop._common.errors import ModelBehaviorError
 from agentloop.bundles._log import succeeded_calls
+from agentloop.config._bundling import Bundle
 from agentloop.context import RunContext
 from agentloop.tools import tool
 

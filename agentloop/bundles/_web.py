@@ -40,10 +40,10 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from agentloop._bundling import Bundle
 from agentloop._common.checks import NAMES, check, check_count, check_seconds, optional
 from agentloop._common.errors import ModelBehaviorError
 from agentloop._common.version import USER_AGENT
+from agentloop.config._bundling import Bundle
 from agentloop.tools import FunctionTool, tool
 
 _MOST_REDIRECTS = 5

@@ -5,12 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import anyio
 import attrs
 import click
 
@@ -22,6 +20,7 @@ from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, run_supervised
 from agentloop.cli.trace_server import HOST, serve_timeline, stamp_files
 from agentloop.exceptions import AgentLoopError, StateError, UserError
+from agentloop.journal._database import DatabaseJournals
 from agentloop.journal._folder import is_address
 from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_lines_of, read_whole_records
 from agentloop.records import Record
@@ -114,10 +113,9 @@ class TracedRows:
             JournalError, StateError: if the database can't be read, or as `TracedJournal.read`.
         """
         from agentloop._storage.state_codec import read_lines
-        from agentloop.postgres._reading import read_stored_lines
 
-        ask = partial(read_stored_lines, self.address, self.run_id, key=self.key, older_seals=self.older_seals)
-        return read_lines(anyio.run(ask), None).records
+        with DatabaseJournals(self.address) as stored:
+            return read_lines(self._read_lines(stored), None).records
 
     async def serve(self, *, content: bool) -> None:
         """Serve the timeline until cancelled. Each look asks the database for the run's last line.
@@ -125,10 +123,12 @@ class TracedRows:
         Raises:
             OSError: if no port can be opened.
         """
-        from agentloop.postgres._reading import StoredLines
+        with DatabaseJournals(self.address) as stored:
+            follow = _follow_lines(partial(self._read_lines, stored), content=content)
+            await serve_timeline(partial(stored.stamp, self.run_id), follow, started=click.echo)
 
-        with closing(StoredLines(self.address, self.run_id, key=self.key, older_seals=self.older_seals)) as lines:
-            await serve_timeline(lines.stamp, _follow_lines(lines.read, content=content), started=click.echo)
+    def _read_lines(self, stored: DatabaseJournals) -> list[bytes]:
+        return stored.read(self.run_id, key=self.key, older_seals=self.older_seals)
 
 
 def _follow_lines(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import anyio
+import anyio.to_thread
 import attrs
 import click
 
@@ -27,6 +29,7 @@ from agentloop.cli.show import json_line, request_json
 from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.items import CallToAnswer, Interruption
 from agentloop.journal import FileJournal
+from agentloop.journal._database import DatabaseJournals
 from agentloop.journal._folder import is_address
 from agentloop.records import Record
 from agentloop.state import REPLACE_HINT, RunState
@@ -135,9 +138,8 @@ class _RunInDatabase:
     key: bytes | None = attrs.field(default=None, repr=False)
 
     async def list_waiting(self) -> list[WaitingCall]:
-        from agentloop.postgres._reading import read_stored_lines
-
-        lines = await read_stored_lines(self.address, self.run_id, key=self.key)
+        with DatabaseJournals(self.address) as stored:
+            lines = await anyio.to_thread.run_sync(partial(stored.read, self.run_id, key=self.key))
         return [
             WaitingCall(None, None, request) for request in _state_of(read_lines(lines, None).records).interruptions
         ]

@@ -5,8 +5,7 @@ Any object with `Journal`'s methods is a journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import Codec, Journal, LeasedJournal, SealingJournal
@@ -38,7 +37,8 @@ _LAZY = {
     "read_journal": "_reading",
 }
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

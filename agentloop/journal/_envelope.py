@@ -94,7 +94,8 @@ class Seal:
             raise UserTypeError(f"key: expected bytes, got {type(key).__name__}")
         if key == b"":
             raise UserValueError("key: expected bytes that aren't empty")
-        self._mac: hmac.HMAC | None = None
+        # Copied for each line, which takes a third of the time of a new one.
+        self._begun: hmac.HMAC | hashlib._Hash = hashlib.sha256()
         self.key_id: bytes | None = None
         self.place = place
         self.older: Seal | None = None if key is None or place is None else Seal(key)
@@ -108,18 +109,16 @@ class Seal:
             if place is not None:
                 text = "\0".join(place).encode("utf-8", "surrogatepass")
                 derived = hmac.digest(derived, b"place " + text, "sha256")
-            self._mac = hmac.new(derived, digestmod="sha256")
+            self._begun = hmac.new(derived, digestmod="sha256")
 
     def __repr__(self) -> str:
         return f"Seal(key_id={self.key_id!r})"
 
     def digest(self, body: bytes) -> bytes:
         """Return the digest of a line whose bytes without `h` are *body*."""
-        if self._mac is None:
-            return hashlib.sha256(body).hexdigest()[:32].encode()
-        mac = self._mac.copy()
-        mac.update(body)
-        return mac.hexdigest()[:32].encode()
+        hashed = self._begun.copy()
+        hashed.update(body)
+        return hashed.hexdigest()[:32].encode()
 
 
 # ---------------------------------------------------------------------------------------------- writing
@@ -127,17 +126,15 @@ class Seal:
 
 def write_batch(records: Sequence[bytes], end: End, *, kept: int, now: float, seal: Seal) -> tuple[list[bytes], End]:
     """Return the lines of one batch that follows *end*, each with its line break, and the new end."""
-    lines = []
+    lines, digest, after = [], end.digest, end.count + len(records)
     named = b"" if seal.key_id is None else b'"key":"%s",' % seal.key_id
-    for index, record in enumerate(records):
-        last = b'"last":true,' if index == len(records) - 1 else b""
-        body = b'"kept":%d,%s%s"n":%d,"prev":"%s","record":%s,"t":%.6f}' % (
-            *(kept, named, last),
-            *(end.count, end.digest, record, now),
-        )
-        end = End(end.count + 1, seal.digest(b"{" + body))
-        lines.append(b'%s%s",%s\n' % (_OPENING, end.digest, body))
-    return lines, end
+    head, time = b'"kept":%d,%s' % (kept, named), b"%.6f" % now  # a float takes ten times as long as all the rest
+    for number, record in enumerate(records, end.count):
+        last = b'"last":true,' if number == after - 1 else b""
+        body = b'%s%s"n":%d,"prev":"%s","record":%s,"t":%s}' % (head, last, number, digest, record, time)
+        digest = seal.digest(b"{" + body)
+        lines.append(b'%s%s",%s\n' % (_OPENING, digest, body))
+    return lines, End(after, digest)
 
 
 def write_end(lines: Sequence[bytes], record: bytes, *, now: float, seal: Seal) -> bytes:

@@ -79,6 +79,8 @@ class FileStorage:
         self._descriptor: int | None = None
 
     def read(self) -> bytes:
+        if self._descriptor is not None and not os.fstat(self._descriptor).st_size:
+            return b""  # most journals are new when they are opened
         try:
             with open_regular(self._path) as file:
                 return _read_text(file)

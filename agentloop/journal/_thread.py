@@ -12,8 +12,9 @@ task adds its next job, and no second thread is started for it.
 
 Who wakes whom:
 
-* *A worker* is woken by the loop that adds a job to a lane without a worker. If none is idle and there are fewer than
-  `_MOST`, one is started. Otherwise, and where the system refuses one, the lane waits for a worker that ends its job.
+* *A worker* is woken by the loop that adds a job to a lane without a worker: it waits for a lock, which the loop
+  releases. If none is idle and there are fewer than `_MOST`, one is started. Otherwise, and where the system refuses
+  one, the lane waits for a worker that ends its job.
 * *The task* is woken by a call scheduled on its event loop. It comes after the task has begun to wait, because the
   task doesn't yield between adding the job and waiting; so no ring is lost. A cancelled task withdraws a waiting job,
   and awaits one that has begun. A native cancellation, which no shield holds, leaves the job to the worker: it is done,
@@ -40,7 +41,6 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import anyio
-from anyio.lowlevel import EventLoopToken, current_token
 
 from agentloop._concurrency.backend import (
     Wakeup,
@@ -48,7 +48,7 @@ from agentloop._concurrency.backend import (
     checkpoint_if_cancelled,
     enclosing_cancelled,
     new_wakeup,
-    tell,
+    scheduler,
 )
 
 ResultT = TypeVar("ResultT")
@@ -67,12 +67,12 @@ _process = object()
 
 
 class _Job:
-    __slots__ = ("begun", "done", "error", "token", "value", "wakeup", "work")
+    __slots__ = ("begun", "done", "error", "schedule", "value", "wakeup", "work")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work: Callable[[], Any] | None = work
         self.wakeup: Wakeup = new_wakeup()
-        self.token: EventLoopToken = current_token()
+        self.schedule: Callable[..., object] = scheduler()
         self.begun = self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -90,13 +90,7 @@ class _Job:
     def ring(self) -> None:
         """Wake the task that waits for this job, from a thread."""
         with suppress(RuntimeError):  # the loop has ended
-            tell(self.token, self.wakeup.ring)
-
-    async def wait(self) -> None:
-        """Wait until it is done. A checkpoint."""
-        await self.wakeup.wait()
-        while not self.done:
-            await self.wakeup.wait()
+            self.schedule(self.wakeup.ring)
 
     def take(self) -> Any:
         """Return what the work has returned, or raise what it has raised."""
@@ -129,7 +123,9 @@ class OneAtATime:
         job = _Job(work)
         self._add(job)
         try:
-            await job.wait()
+            await job.wakeup.wait()  # a checkpoint, also where it is done
+            while not job.done:
+                await job.wakeup.wait()
         except cancelled_types():
             if self._withdraw(job) or not enclosing_cancelled():
                 raise
@@ -214,16 +210,17 @@ class _LaneThread:
 
     def __init__(self) -> None:
         self._called = threading.Lock()
+        """Held, but from a call until the worker has noticed it."""
         self._called.acquire()
-        self._begun = False
+        self._started = False
 
     def call(self) -> None:
         """Have the worker look for a lane: start its thread, or wake it."""
-        if self._begun:
+        if self._started:
             self._called.release()
-        else:
-            self._begun = True
-            threading.Thread(target=self._work, name="agentloop journal").start()
+            return
+        self._started = True
+        threading.Thread(target=self._work, name="agentloop journal").start()
 
     def _work(self) -> None:
         ring = _do_nothing
@@ -243,14 +240,13 @@ class _LaneThread:
     def _wait(self) -> bool:
         """Wait for a call; False if the thread is to end."""
         global _count
-        if self._called.acquire(timeout=_LINGER):
-            return True
-        with _lock:
-            if self in _idle:
-                _idle.remove(self)
-                _count -= 1
-                return False
-        self._called.acquire()  # called in this moment
+        while not self._called.acquire(timeout=_LINGER):
+            with _lock:
+                if self in _idle:
+                    _idle.remove(self)
+                    _count -= 1
+                    return False
+            # else it was taken from the idle ones in this moment, and is called
         return True
 
 

@@ -23,8 +23,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeAlias, get_args
 
@@ -113,6 +112,7 @@ class FileJournal:
         self._seal = seal_of_file(self._path, run_id, key, older_seals=older_seals)
         self.codec: Codec | None = check_codec(codec)
         self._storage = FileStorage(self._path) if storage is None else storage
+        self._errors = _Errors(repr(self))
         self._thread = OneAtATime()
         self._end: End | None = None  # when this object last read or wrote; None before that
         self._kept = 0
@@ -187,20 +187,24 @@ class FileJournal:
             raise JournalError(f"{self!r} takes no more records since it failed: {self._broken}")
         if not records:
             return
-        with self._break_on_error():
-            start = self._open()
-            lines, end = write_batch(records, start, kept=self._kept, now=time.time(), seal=self._seal)
-            self._storage.write(b"".join(lines))
-            self._unsynced = True
-            if self._is_sync_due():
-                self._sync()
+        try:
+            with self._errors:
+                start = self._open()
+                lines, end = write_batch(records, start, kept=self._kept, now=time.time(), seal=self._seal)
+                self._storage.write(b"".join(lines))
+                self._unsynced = True
+                if self._is_sync_due():
+                    self._sync()
+        except BaseException as error:
+            self._break(error)
+            raise
         self._end = end
         if not self._unsynced or self._fsync == "never":
             self._kept = end.count
 
     def _try_lock(self) -> bool:
         self._check_usable()
-        with self._as_journal_error():
+        with self._errors:
             try:
                 self._open()
             except BlockingIOError:
@@ -254,7 +258,7 @@ class FileJournal:
 
     def _read(self) -> list[bytes]:
         self._check_usable()
-        with self._as_journal_error():
+        with self._errors:
             found = self._scan()
         if not self._opened:
             self._end = found.end
@@ -266,8 +270,11 @@ class FileJournal:
         self._closed = True
         try:
             if self._unsynced and self._fsync != "never" and self._broken is None:
-                with self._break_on_error():
+                with self._errors:
                     self._sync()
+        except BaseException as error:
+            self._break(error)
+            raise
         finally:
             self._storage.close()
 
@@ -275,22 +282,24 @@ class FileJournal:
         if self._closed:
             raise JournalError(f"{self!r} is closed")
 
-    @contextmanager
-    def _break_on_error(self) -> Iterator[None]:
-        try:
-            with self._as_journal_error():
-                yield
-        except BaseException as error:
-            self._broken = str(error) or type(error).__name__
-            raise
+    def _break(self, error: BaseException) -> None:
+        self._broken = str(error) or type(error).__name__
 
-    @contextmanager
-    def _as_journal_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BlockingIOError as error:
-            raise JournalError(f"{self!r} is being written by another journal object or process") from error
-        except FileNotFoundError as error:
-            raise JournalError(f"{self!r}: {error.strerror}; the folder of the file must exist") from error
-        except OSError as error:
-            raise JournalError(f"{self!r}: {error.strerror or error}") from error  # the path is named already
+
+class _Errors:
+    """The block around what is done with the file of the journal *name*. Not a generator, which takes longer."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise an error of the system as a `JournalError`."""
+        if isinstance(error, BlockingIOError):
+            raise JournalError(f"{self._name} is being written by another journal object or process") from error
+        if isinstance(error, FileNotFoundError):
+            raise JournalError(f"{self._name}: {error.strerror}; the folder of the file must exist") from error
+        if isinstance(error, OSError):
+            raise JournalError(f"{self._name}: {error.strerror or error}") from error  # the path is named already

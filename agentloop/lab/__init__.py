@@ -13,8 +13,7 @@ this?". The command line has it as `agentloop upgrade-check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 
@@ -138,7 +137,8 @@ _LAZY = {
     "CaseRun": "_runs",
 }
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

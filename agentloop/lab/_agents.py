@@ -8,17 +8,17 @@ up. Requests have no limits, because most are answered from the log, and a wait 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, get_args
 
 import attrs
 
-from agentloop._bundling import without_opening
 from agentloop._common.values import Value
 from agentloop.abc import Effects, Model, ModelProvider
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, check_run_config
+from agentloop.config._bundling import without_opening
 from agentloop.context import RunContext
 from agentloop.exceptions import UserError
 from agentloop.lab._copies import AgentCopies, ClosedSession
@@ -130,6 +130,11 @@ class Door(Effects, Protocol):
         """True if sources of tools may be asked that aren't made of bundles."""
         ...
 
+    @property
+    def turn_sources(self) -> Sequence[ToolSource]:
+        """Sources that the run asks beside the application's, with each turn."""
+        ...
+
 
 class Candidate(AgentCopies):
     """Copies of an agent, and of all agents that it reaches, for runs through *effects*. Made for each run.
@@ -150,7 +155,7 @@ class Candidate(AgentCopies):
         merged = check_run_config(given)  # sources that its bundles make are among its own
         return attrs.evolve(
             merged,
-            toolsets=[self.copy_source(source) for source in merged.toolsets],
+            toolsets=[*map(self.copy_source, merged.toolsets), *self._effects.turn_sources],
             model=None if given.model is None else self._open_late(given.model),
             effects=self._effects,
             instruments=(),

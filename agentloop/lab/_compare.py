@@ -11,10 +11,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import anyio
+import anyio.to_thread
 import attrs
 
 from agentloop import records as r
@@ -27,6 +29,7 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import CallToAnswer
+from agentloop.journal._database import DatabaseJournals
 from agentloop.journal._folder import is_address
 from agentloop.journal._reading import _read_rows, find_runs, list_runs, read_lines_of
 from agentloop.lab._agents import Candidate
@@ -275,9 +278,8 @@ async def find_stored_runs(journals: Any) -> Any:
     """
     if not is_address(journals):
         return journals
-    from agentloop.postgres._reading import list_stored_runs  # it needs an extra
-
-    return [DatabaseRun(journals, run_id) for run_id in await list_stored_runs(journals)]
+    with DatabaseJournals(journals) as stored:
+        return [DatabaseRun(journals, run_id) for run_id in await anyio.to_thread.run_sync(stored.list_runs)]
 
 
 def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
@@ -352,9 +354,8 @@ async def read_source(source: Any, key: bytes | None, codec: Codec | None) -> tu
         case JournaledRun(path, run_id):
             lines = _read_rows(os.fspath(path), run_id, key)
         case DatabaseRun(address, run_id):
-            from agentloop.postgres._reading import read_stored_lines  # it needs an extra
-
-            lines = await read_stored_lines(address, run_id, key=key)
+            with DatabaseJournals(address) as stored:
+                lines = await anyio.to_thread.run_sync(partial(stored.read, run_id, key=key))
         case _:
             lines = await source.read()
             codec = codec_of(source) or codec

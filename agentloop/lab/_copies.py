@@ -11,14 +11,14 @@ from typing import Any
 
 import attrs
 
-from agentloop._bundling import Bundle, merge_instructions
 from agentloop._common.values import Value
 from agentloop.abc import Model
 from agentloop.agents import Agent
+from agentloop.config._bundling import Bundle, merge_instructions
+from agentloop.config.hooks import AgentHooks
 from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.handoffs import Handoff
-from agentloop.hooks import AgentHooks
 from agentloop.tools import FunctionTool, ToolSource
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import anyio
 import attrs
 
-from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop.abc import Instrument
+from agentloop.abc import effects as e
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.lab._agents import Candidate
@@ -73,6 +73,8 @@ class DryEffects(Instrument):
         self.scope = anyio.CancelScope()
         self._nested: dict[Path, anyio.CancelScope] = {}
 
+    turn_sources = ()
+
     def on_record(self, record: Record) -> None:
         """Keep *record*."""
         self.records.append(record)
@@ -97,6 +99,8 @@ class DryEffects(Instrument):
             case e.Guard(path, stage, name):
                 self.asked[path, f"guardrail {name}", effect.call_id or ""] = None
                 return g.Allow() if stage in ("tool_input", "tool_output") else g.GuardrailFunctionOutput()
+            case e.AwaitInput():
+                return await effect.do()
             case e.CallCallback():
                 return await self._call_callback(effect)
 

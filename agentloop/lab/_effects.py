@@ -4,6 +4,7 @@
                     with tools that the provider runs itself only if `unmatched` is "live"
     a tool call     equal to a recorded one (tool, arguments, occurrence): the recorded outcome. Any other: the body of
                     a tool that only reads; else what `unmatched` says
+    a call in the background   as any; its result comes in the turn in which it came
     a nested run    runs, through this same door
     a guardrail, a callback   runs as code under test, watched; with `recorded_guards` a guardrail has its verdict
     a session       has what the log says that it had; is never written
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,11 +32,13 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import attrs
 
-from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.values import Value
+from agentloop.abc import effects as e
+from agentloop.context import RunContext
 from agentloop.exceptions import UserError, UserValueError
+from agentloop.items import Text, UserMessage
 from agentloop.lab._cache import AnswerCache, key_of
 from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
@@ -77,6 +81,18 @@ class SimulatedCall(Value, frozen=True, kw_only=True):
 
 
 Simulation: TypeAlias = Callable[[SimulatedCall], Any | Awaitable[Any]]
+
+
+class Results(Value, frozen=True, eq=False):
+    """A source without a tool: each turn begins once the bodies in the background have ended that had by then."""
+
+    effects: LabEffects
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Any:
+        """Wait for them."""
+        self.effects.note_own_source()
+        await self.effects.add_results()
+        return ()
 
 
 class LabBudget:
@@ -144,6 +160,8 @@ class LabEffects:
         requests: How many requests the candidate's models really got.
     """
 
+    performs_background = True
+
     def __init__(
         self, recording: Recording, rules: LabRules, *, repeat: int = 0, begun: Sequence[r.Record] = ()
     ) -> None:
@@ -165,6 +183,18 @@ class LabEffects:
         self._nested: dict[Path, anyio.CancelScope] = {}
         """The scopes of nested runs whose call the log shows as cut."""
         self._asked: Counter[str] = Counter()
+        self._turns: dict[Path, int] = {one.path: one.turn for one in self.records if isinstance(one, r.TurnStarted)}
+        self._arriving: set[tuple[Path, str]] = set()
+        """The background calls that have settled, and whose bodies haven't come to the door yet."""
+        self._due: dict[tuple[Path, str], tuple[float, anyio.Event]] = {}
+        """The bodies that wait for the turn in which their results came, and what lets them end."""
+        self._sources_asked: dict[int, tuple[Path, str]] = {}
+        """The sources of tools that are asked now, by task."""
+        self._own_sources: set[tuple[Path, str]] = set()
+        self._awaiting: set[Path] = set()
+        """The runs that would end, and wait for a result."""
+        self._ending: set[tuple[Path, str]] = set()
+        """The background calls whose bodies have ended, and whose results aren't in the log yet."""
         self.give: Callable[..., Awaitable[str]] | None = None
         """Gives input to the run under way (`RunStream.add_input`), if it gets what the recorded run got."""
 
@@ -183,19 +213,42 @@ class LabEffects:
         """True if sources of tools may be asked that aren't made of bundles."""
         return self._rules.toolsets
 
+    @property
+    def turn_sources(self) -> tuple[Results]:
+        """A source that keeps a turn from its beginning until the results are there that had come by then."""
+        return (Results(self),)
+
+    def note_own_source(self) -> None:
+        """Note that the current task asks the lab's own source: the log doesn't tell of that."""
+        self._own_sources.add(self._sources_asked.pop(anyio.get_current_task().id))
+
     # -- what the log of the run needs
 
     def wall(self) -> float:
         """Return the time of the lab's run: that of the log, and what the work since then has taken."""
         return self._now
 
-    def expect(self, record: r.Record) -> r.Record:
-        """Take *record* of the lab's run, and return it with the recorded outcome of a call that was matched."""
+    def expect(self, record: r.Record) -> r.Record | None:
+        """Take *record* of the lab's run, and return it with the recorded outcome of a call that was matched.
+
+        Return None for one that only the lab's own source makes.
+        """
         match record:
+            case r.CallbackReturned(path, what="toolset", key=key) if (path, key) in self._own_sources:
+                return None
             case r.ModelRequested():
                 self._digest[record.path] = record.digest
-            case r.CallSettled():
+            case r.TurnStarted():
+                self._turns[record.path] = record.turn
+            case r.RunEnded(path):
+                self._arriving = {one for one in self._arriving if one[0] != path}
+                self._ending = {one for one in self._ending if one[0] != path}
+            case r.CallSettled(path, call_id=call_id):
                 record = self._take_outcome(record)
+                if record.background:
+                    self._arriving.add((path, call_id))
+            case r.InputAdded(path, call_id=str(call_id)):
+                record = self._take_result(record, call_id)
             case _:
                 pass
         self.records.append(record)
@@ -218,6 +271,16 @@ class LabEffects:
         return settled.replace(
             outcome=then.replace(value=now.value, error=now.error, **times), error=call.settled.error
         )
+
+    def _take_result(self, added: r.InputAdded, call_id: str) -> r.InputAdded:
+        """Return *added* as it was recorded, where it is the recorded result: what was cut isn't cut a second time."""
+        place = (added.path, call_id)
+        call = self._matched.get(place) if place in self._ending else None
+        self._ending.discard(place)
+        self._arriving.discard(place)
+        if call is None or call.result is None or (call.path, call.call_id) != place:
+            return added
+        return added.replace(items=call.result.items)
 
     # -- the door
 
@@ -250,6 +313,8 @@ class LabEffects:
                 return self._load_session(path)
             case e.SaveSession():
                 return None
+            case e.AwaitInput(path):
+                return await self._await_input(effect, path)
             case e.CallCallback():
                 return await self._call_callback(effect)
 
@@ -279,12 +344,41 @@ class LabEffects:
             added = left.pop(0)
             await self.give(added.items, when=added.when, id=added.id or None, by=added.by)
 
+    async def _await_input(self, effect: e.AwaitInput, path: Path) -> Any:
+        """Let the bodies end whose results came first, as the run would end; also one that only begins now."""
+        left = [due for (where, _), due in self._due.items() if where == path]
+        first = min((turn for turn, _ in left), default=0)
+        begun = [one for one in self.records if one.path == path]
+        ran = sum(isinstance(one, r.CallSettled) and one.background for one in begun)
+        ended = sum(isinstance(one, r.InputAdded) and one.call_id is not None for one in begun)
+        if first == math.inf and ran - ended > len(left):
+            left = []  # another one comes to the door first
+        for _, ready in [due for due in left if due[0] == first]:
+            ready.set()
+        self._awaiting.add(path)
+        try:
+            return await effect.do()
+        finally:
+            self._awaiting.discard(path)
+
+    async def add_results(self) -> None:
+        """Let the bodies in the background end whose results came by now in the recorded run, and wait for that."""
+        for _ in range(_PASSES):
+            for (path, _), (turn, ready) in self._due.items():
+                if turn <= self._turns.get(path, 0):
+                    ready.set()
+            late = [turn for (path, _), (turn, _) in self._due.items() if turn <= self._turns.get(path, 0)]
+            if not self._arriving and not self._ending and not late:
+                break
+            await anyio.lowlevel.checkpoint()
+
     # -- models
 
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         path, turn, began = effect.path, effect.turn, self._now
         if not path:
             await self.add_inputs(turn)
+        await self.add_results()
         digest = self._digest[path]
         exchange = None if self._rules.fresh else self._find_exchange(effect, digest)
         if exchange is not None and not (exchange.end == "cut" and self._rules.continues):
@@ -361,6 +455,8 @@ class LabEffects:
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id, began, tool = effect.path, effect.call_id, self._now, effect.definition
         call = self._recording.find_call(tool.qualified_name, effect.arguments, path, call_id)
+        if tool.background:
+            return await self._call_in_background(effect, call, began)
         if self._is_cut_by_sibling(path, call_id):
             await anyio.sleep_forever()
         if effect.nested:
@@ -368,6 +464,44 @@ class LabEffects:
         if isinstance(tool.body, ExternalBody):
             self.sources[path, call_id] = "recorded"  # the answer is in the log, or the run waits for it
             return await effect.do()
+        return await self._call_body(effect, call, began)
+
+    async def _call_in_background(self, effect: e.CallTool, call: RecordedCall | None, began: float) -> Any:
+        """Return the value of a body in the background; a recorded result in the turn in which it came."""
+        place = (effect.path, effect.call_id)
+        self._arriving.discard(place)
+        if call is not None and not (call.end == "cut" and self._rules.continues):
+            self._due[place] = (turn := self._find_turn(effect, call)), anyio.Event()
+            if effect.path in self._awaiting and (turn < math.inf or call.result is None):
+                self._due[place][1].set()  # a fork of a run that waited for it
+            try:
+                await self._due[place][1].wait()
+            finally:
+                del self._due[place]
+        try:
+            value = await self._call_body(effect, call, began)
+        except Exception:
+            self._ending.add(place)
+            raise
+        if self.sources[place] not in ("ran", "live"):  # these take real time
+            self._ending.add(place)
+        return value
+
+    def _find_turn(self, effect: e.CallTool, call: RecordedCall) -> float:
+        """Return the turn of the lab's run in which the result of *call* comes; infinity for the end of the run."""
+        if call.settled is not None and not call.settled.background:
+            return 0  # it ran in the foreground
+        result = call.result
+        if result is None:
+            return math.inf
+        if effect.definition.on_end == "cancel" and (call.path, result.id) in self._recording.withdrawn:
+            return math.inf  # the end of the run cancelled it
+        starts = (one for one in reversed(self.records) if isinstance(one, r.CallStarted))
+        start = next(one for one in starts if (one.path, one.call_id) == (effect.path, effect.call_id))
+        return start.turn + result.turn - call.turn
+
+    async def _call_body(self, effect: e.CallTool, call: RecordedCall | None, began: float) -> Any:
+        path, call_id, tool = effect.path, effect.call_id, effect.definition
         turn = next((one.turn for one in reversed(self.seen) if one.path == path), 0)
         if call is None:
             if self._may_end and self._recording.is_cut and self._recording.lacks_outcome(path, call_id):
@@ -471,11 +605,16 @@ class LabEffects:
                 return None
             case "failure_error_function" if (call := self._matched.get((effect.path, effect.key))) is not None:
                 assert call.settled is not None
+                if call.settled.background:  # the error is the lab's: the end of the run cancels the body
+                    return await effect.do()
                 return call.settled.outcome.output  # None: the error ended the run
             case "sandbox":
                 return RecordedSandbox(effect.key)
             case "output_store":
                 return "(not kept in the lab)"
+            case "toolset":
+                self._sources_asked[anyio.get_current_task().id] = effect.path, effect.key
+                return await effect.do()
             case _:
                 with watch(self.notes, f"callback {effect.what}"):
                     return await effect.do()
@@ -508,6 +647,20 @@ def _is_other_model(then: RecordedExchange, model: Any) -> bool:
     return then.model is not None and (then.model.provider, then.model.name) != (now.provider, now.name)
 
 
+_PASSES = 200
+"""Of the event loop: more than a body that gives a recorded result needs from its call to the result in the log."""
+
+
+def _read_result(added: r.InputAdded) -> Any:
+    """Return the output in the result of a background call: what comes behind its head."""
+    [message] = added.items
+    assert isinstance(message, UserMessage)
+    first = message.content[0]
+    assert isinstance(first, Text)
+    _, _, text = first.text.partition("\n")
+    return text if text or len(message.content) == 1 else list(message.content[1:])
+
+
 def _play(call: RecordedCall, tool: FunctionTool[Any]) -> Any:
     """Return the value of a recorded body, or raise its error.
 
@@ -518,6 +671,8 @@ def _play(call: RecordedCall, tool: FunctionTool[Any]) -> Any:
     settled = call.settled
     assert settled is not None
     outcome, body = settled.outcome, call.body
+    if call.result is not None:
+        return _read_result(call.result)
     if outcome.status == "succeeded":
         return body.value if body is not None and body.kept and not body.failed else outcome.output
     if outcome.status in ("rejected", "failed") and body is not None and not body.failed:

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentloop import effects as e
 from agentloop import records as r
 from agentloop._common.error_text import error_summary
 from agentloop.abc import Codec
+from agentloop.abc import effects as e
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError, UserTypeError, UserValueError

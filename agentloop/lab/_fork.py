@@ -27,8 +27,8 @@ from agentloop._storage.state_codec import header, line_encoder
 from agentloop.abc import Codec, Model
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
-from agentloop.budget import total_cost
 from agentloop.config import RunConfig
+from agentloop.config.budget import total_cost
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
 from agentloop.journal.file import FileJournal
 from agentloop.lab._agents import Candidate

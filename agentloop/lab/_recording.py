@@ -74,6 +74,9 @@ class RecordedCall:
     nested: bool = False
     settled: r.CallSettled | None = None
     body: r.BodyEnded | None = None
+    result: r.InputAdded | None = None
+    """The result of a background call, which came after the call had settled."""
+    turn: int = 0
     definition: Any = None
     """The candidate's tool that it was matched with."""
     used: bool = False
@@ -83,11 +86,15 @@ class RecordedCall:
         """Why there is no outcome to give; None if there is one."""
         if self.settled is None or self.settled.outcome.cancelled_by in FROM_ABOVE:
             return "cut"
+        if self.settled.background:
+            return "cut" if self.result is None else "secret" if holds_hidden(self.result.items) else None
         return "secret" if isinstance(self.settled.outcome.output, Withheld | WithheldText) else None
 
     @property
     def seconds(self) -> float:
         """The time that the call took."""
+        if self.settled is not None and self.result is not None:
+            return max(0.0, self.result.at - self.settled.at)
         outcome = None if self.settled is None else self.settled.outcome
         if outcome is None or outcome.started_at is None or outcome.ended_at is None:
             return 0.0
@@ -166,6 +173,11 @@ class Recording:
         made._skip(count)
         return made
 
+    @cached_property
+    def withdrawn(self) -> frozenset[tuple[Path, str]]:
+        """The inputs that were taken back, by path and id."""
+        return frozenset((one.path, one.id) for one in self.records if isinstance(one, r.InputWithdrawn))
+
     @property
     def started(self) -> r.RunStarted:
         """The start of the run."""
@@ -230,9 +242,10 @@ class Recording:
 
     def _skip(self, count: int) -> None:
         begun = self.records[:count]
-        settled = {id(one) for one in begun if isinstance(one, r.CallSettled)}
+        ended = {id(one) for one in begun if isinstance(one, r.CallSettled | r.InputAdded)}
         for call in itertools.chain.from_iterable(self.calls.values()):
-            call.used = id(call.settled) in settled
+            in_background = call.settled is not None and call.settled.background
+            call.used = id(call.result if in_background else call.settled) in ended
         for record in begun:
             match record:
                 case r.ModelResponded() if (asked := self.by_place.get((record.path, record.turn))) is not None:
@@ -267,7 +280,7 @@ class Recording:
                 case r.CallStarted():
                     tool, _ = named.get((record.path, record.call_id), (record.tool, ""))
                     tool = record.tool if tool.rpartition(".")[2] != record.tool else tool
-                    call = RecordedCall(record.path, record.call_id, tool, record.arguments)
+                    call = RecordedCall(record.path, record.call_id, tool, record.arguments, turn=record.turn)
                     if (record.path, record.call_id) not in started:
                         self.calls[tool, digest_arguments(record.arguments)].append(call)
                         started[record.path, record.call_id] = call
@@ -293,6 +306,9 @@ class Recording:
                     asked[record.path, record.call_id] = record.tool
                 case r.CallAnswered(late=False):
                     self.answers[asked[record.path, record.call_id], record.call_id] = record
+                case r.InputAdded(call_id=str(call_id)):
+                    if (done := started.get((record.path, call_id))) is not None:
+                        done.result = record
                 case r.InputAdded(path=()) if not record.id or record.id in shown:  # an older log shows it at once
                     self.inputs.append(record)
                 case _:

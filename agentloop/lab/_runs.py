@@ -12,7 +12,7 @@ from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.naming import qualify_name
 from agentloop._common.values import Value
 from agentloop._storage.withholding import Withheld, WithheldText
-from agentloop.budget import total_cost
+from agentloop.config.budget import total_cost
 from agentloop.items import AssistantMessage, Content, HandoffCall, Item, Text, ToolCall, UserMessage
 from agentloop.lab._effects import Source
 from agentloop.lab._recording import Path, digest_arguments

@@ -6,8 +6,7 @@ The models are imported at first use. Any object with `Model`'s methods is a mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import Model, ModelProvider
@@ -101,7 +100,8 @@ _LAZY = {
     "prices": "_prices",
 }
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -82,7 +82,8 @@ class FallbackModel(Model):
     `conversation_id`) is refused, as the other members don't have it.
 
     Example:
-        from agentloop import Agent, ModelTransportError, Runner
+        from agentloop import Agent, Runner
+        from agentloop.exceptions import ModelTransportError
         from agentloop.models import FallbackModel
         from agentloop.testing import ScriptedModel, fail, say
 

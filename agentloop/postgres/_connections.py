@@ -22,8 +22,8 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import current_token
 
-from agentloop._common.extras import describe_missing
-from agentloop.exceptions import JournalError, StateError, UserError
+from agentloop.exceptions import StateError, UserError
+from agentloop.journal._database import connect, import_driver
 
 ResultT = TypeVar("ResultT")
 Connection: TypeAlias = Any  # psycopg's: without the extra there are no types of it
@@ -142,28 +142,6 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
     false), set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
     ELSE current_setting('synchronous_commit') END, false)
 """
-
-
-def import_driver() -> Any:
-    """Return the module psycopg.
-
-    Raises:
-        UserError: if it isn't installed; says how to install it.
-    """
-    try:
-        import psycopg
-    except ImportError:
-        raise UserError(describe_missing("PostgreSQL", "postgres")) from None
-    return psycopg
-
-
-@contextmanager
-def as_journal_error(what: str) -> Iterator[None]:
-    """Raise an error of the driver in the block as a `JournalError` about *what*."""
-    try:
-        yield
-    except import_driver().Error as error:
-        raise JournalError(f"{what}: {str(error).strip()}") from error
 
 
 class StoreCounts:
@@ -300,14 +278,9 @@ class Connections:
 
     def _connect(self) -> Connection:
         milliseconds = round(self.timeout * 1000)
-        with _hide_password(self._conninfo):
-            connection: Connection = import_driver().connect(
-                self._conninfo,
-                autocommit=True,
-                connect_timeout=max(2, round(self.timeout)),
-                tcp_user_timeout=milliseconds,
-                application_name="agentloop",
-            )
+        connection: Connection = connect(
+            self._conninfo, connect_timeout=max(2, round(self.timeout)), tcp_user_timeout=milliseconds
+        )
         try:
             connection.execute(_SETTINGS, {"limit": str(milliseconds)})
             with self._migrating:
@@ -318,29 +291,6 @@ class Connections:
             connection.close()
             raise
         return connection
-
-
-@contextmanager
-def _hide_password(conninfo: str) -> Iterator[None]:
-    """Raise no error out of the block that quotes the password of the address *conninfo*, nor one as its cause.
-
-    Raises:
-        UserError: *conninfo* isn't an address; quotes nothing of it.
-    """
-    driver = import_driver()
-    try:
-        password = driver.conninfo.conninfo_to_dict(conninfo).get("password")
-    except driver.Error:
-        raise UserError(
-            "the PostgresStore's address has a mistake (it isn't shown, since it may hold a password): expected "
-            "'postgresql://USER@host:5432/name' or 'host=… port=5432 user=… dbname=…'"
-        ) from None
-    try:
-        yield
-    except driver.Error as error:
-        if not password or password not in str(error):
-            raise
-        raise driver.OperationalError(str(error).replace(password, "…")) from None
 
 
 def _is_stale(connection: Connection) -> bool:

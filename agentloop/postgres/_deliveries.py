@@ -29,8 +29,9 @@ from agentloop._common.error_text import error_summary
 from agentloop._concurrency.backend import checkpoint_if_cancelled, uncancel_to
 from agentloop._engine.runtime.callbacks import resolve
 from agentloop.exceptions import JournalError, UserError
+from agentloop.journal._database import as_journal_error
 from agentloop.postgres import _intent_rows as rows
-from agentloop.postgres._connections import Connection, ResultT, Work, as_journal_error
+from agentloop.postgres._connections import Connection, ResultT, Work
 from agentloop.postgres._intent_rows import Intent, IntentForm
 from agentloop.postgres._intents import OUTBOX_CHANNEL
 from agentloop.postgres._taking import TakingLoop

@@ -49,9 +49,10 @@ from agentloop._common.checks import check_id
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal._checks import check_codec, check_records
+from agentloop.journal._database import SEALED_AS, SELECT_LINES, as_journal_error, import_driver
 from agentloop.journal._envelope import LINE_HEAD, End, Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
-from agentloop.postgres._connections import Connection, ResultT, as_journal_error, import_driver
+from agentloop.postgres._connections import Connection, ResultT
 from agentloop.postgres._intents import ADD_INTENTS, RunIntents, columns_of
 from agentloop.postgres._lease import FENCE, IS_CANCELLED, Lease, LeaseHeld, RunCancelled, describe_cancelled
 from agentloop.postgres._queue import notify
@@ -88,7 +89,6 @@ _ROW = """, noted AS (
 _CANCELLED_BY = f"""
 SELECT coalesce(cancelled_by, '') FROM agentloop_leases AS held WHERE run_id = %(run_id)s AND {IS_CANCELLED}
 """
-_READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
 _ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n = %(n)s"
 
 
@@ -130,7 +130,7 @@ class PostgresJournal:
         self.lease: Lease | None = run if isinstance(run, Lease) else None
         self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
         self.codec: Codec | None = check_codec(codec)
-        seal = Seal(key, ("postgres", self.run_id), older_seals=older_seals)
+        seal = Seal(key, (SEALED_AS, self.run_id), older_seals=older_seals)
         self._rows = _PostgresRows(repr(self), store, self.run_id, self.lease, seal)
         self._connections = store.connections
         self._in_thread = threading.Lock()
@@ -331,7 +331,7 @@ class _PostgresRows(JournalRows):
 
     def select(self) -> Iterable[tuple[int, object]]:
         def read(connection: Connection) -> list[Any]:
-            found: list[Any] = connection.execute(_READ, {"run_id": self._run_id}).fetchall()
+            found: list[Any] = connection.execute(SELECT_LINES, {"run_id": self._run_id}).fetchall()
             return found
 
         return self._connections.call(read, again=True)

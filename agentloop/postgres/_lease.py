@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from agentloop.exceptions import AgentLoopError, JournalError
-from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
+from agentloop.journal._database import as_journal_error, import_driver
+from agentloop.postgres._connections import Connection, Connections
 
 IS_CANCELLED = "(held.cancelled_at IS NOT NULL AND coalesce(held.status, '') NOT IN ('completed', 'failed'))"
 """Of a row `held`: `PostgresStore.cancel` has marked its run, which wasn't over by then."""

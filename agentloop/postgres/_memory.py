@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from agentloop._common.checks import NAMES, check
 from agentloop._common.memory_paths import check_memory_change
 from agentloop.exceptions import MemoryConflict, StateError, UserTypeError
-from agentloop.postgres._connections import Connection, ResultT, Work, import_driver
+from agentloop.journal._database import import_driver
+from agentloop.postgres._connections import Connection, ResultT, Work
 from agentloop.postgres._store import PostgresStore
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%(scope)s, 7))"

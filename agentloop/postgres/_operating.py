@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 from agentloop.exceptions import StateError
+from agentloop.journal._database import SELECT_LINES
 from agentloop.journal._envelope import Seal, record_of, write_end
 from agentloop.journal._rows import scan_rows
 from agentloop.postgres import _queue as queue
@@ -73,7 +74,6 @@ UPDATE agentloop_leases SET cancelled_at = NULL, cancelled_by = NULL,
 WHERE run_id = %(run_id)s
 """
 _LOCK_FREE = f"SELECT 1 FROM agentloop_leases WHERE run_id = %(run_id)s AND {_FREE} FOR UPDATE SKIP LOCKED"
-_LINES = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
 _LATEST = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n DESC LIMIT 1"
 _CUT = "DELETE FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n >= %(first)s"
 _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (%(run_id)s, %(n)s, %(line)s)"
@@ -149,7 +149,7 @@ def retry_run(connection: Connection, run_id: str, seal: Seal) -> None:
     name = f"run {run_id!r}"
     with _locked(connection, run_id) as (status, is_free, seconds, was_cancelled):
         _check_free(run_id, is_free, seconds)
-        rows = connection.execute(_LINES, {"run_id": run_id}).fetchall()
+        rows = connection.execute(SELECT_LINES, {"run_id": run_id}).fetchall()
         found = scan_rows(rows, seal, name)
         kept = found.records
         end = read_end(kept)
@@ -193,7 +193,7 @@ def update_batch(connection: Connection, after: str, most: int) -> tuple[str | N
         with connection.transaction():
             row = connection.execute(_LOCK_FREE, {"run_id": run_id}).fetchone()
             if row is not None:
-                lines = connection.execute(_LINES, {"run_id": run_id}).fetchall()
+                lines = connection.execute(SELECT_LINES, {"run_id": run_id}).fetchall()
                 # A row needs no check of the lines: who reads the run checks them, and has the key.
                 _write_row(connection, run_id, [record_of(line) for _, line in lines])
     return page[-1][0] if page else None, len(behind)

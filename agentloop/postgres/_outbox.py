@@ -53,8 +53,9 @@ from agentloop.abc import Codec
 from agentloop.context import ToolContext
 from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.journal._checks import check_codec
+from agentloop.journal._database import as_journal_error
 from agentloop.postgres import _intent_rows as rows
-from agentloop.postgres._connections import ResultT, Work, as_journal_error
+from agentloop.postgres._connections import ResultT, Work
 from agentloop.postgres._deliveries import Applying, Deliveries, Handler
 from agentloop.postgres._intent_rows import Intent, IntentForm, IntentStatus
 from agentloop.postgres._intents import WaitingIntent

@@ -23,7 +23,8 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentloop.postgres._connections import Connection, Connections, import_driver
+from agentloop.journal._database import import_driver
+from agentloop.postgres._connections import Connection, Connections
 from agentloop.postgres._lease import Lease, read_clock
 
 _RENEW = """

@@ -40,8 +40,9 @@ from agentloop._engine.runtime.callbacks import resolve
 from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.exceptions import JournalError, StateError, UserError, UserTypeError, UserValueError
+from agentloop.journal._database import as_journal_error
 from agentloop.postgres import _queue as queue
-from agentloop.postgres._connections import Connection, as_journal_error
+from agentloop.postgres._connections import Connection
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._lease import Lease, RunCancelled, read_clock
 from agentloop.postgres._queue import Claimed, ServedRun, Settled

@@ -17,7 +17,8 @@ import attrs
 from agentloop._common.checks import check_id
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.items import Item
-from agentloop.postgres._connections import Connection, ResultT, Work, import_driver
+from agentloop.journal._database import import_driver
+from agentloop.postgres._connections import Connection, ResultT, Work
 from agentloop.postgres._lease import FENCE, Lease
 from agentloop.postgres._store import PostgresStore
 from agentloop.sessions._checks import check_limit, conflict

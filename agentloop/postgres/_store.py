@@ -33,11 +33,12 @@ from agentloop._common.checks import NAMES, check, check_count, check_id, check_
 from agentloop._common.values import Value
 from agentloop.exceptions import JournalError, StateError, UserError, UserValueError
 from agentloop.items import Item, to_items
+from agentloop.journal._database import SEALED_AS, as_journal_error
 from agentloop.journal._envelope import Seal
 from agentloop.postgres import _operating as operating
 from agentloop.postgres import _queue as queue
 from agentloop.postgres._blocks import with_task
-from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
+from agentloop.postgres._connections import Connections, ResultT, Work
 from agentloop.postgres._intents import StoreIntents
 from agentloop.postgres._lease import Lease, read_clock
 from agentloop.postgres._limits import SharedLimit, asking, sharing
@@ -338,7 +339,7 @@ class PostgresStore:
             LeaseHeld: a worker has it.
             UserError, JournalError: as for `runs`; or the journal is damaged, or sealed with another key.
         """
-        seal = Seal(key, ("postgres", check_id("run_id", run_id)), older_seals=older_seals)
+        seal = Seal(key, (SEALED_AS, check_id("run_id", run_id)), older_seals=older_seals)
         await self._ask(lambda db: operating.retry_run(db, run_id, seal))
 
     async def delete(self, run_id: str) -> None:

@@ -24,7 +24,8 @@ import attrs
 from anyio.abc import TaskGroup, TaskStatus
 
 from agentloop.exceptions import JournalError
-from agentloop.postgres._connections import Connection, as_journal_error
+from agentloop.journal._database import as_journal_error
+from agentloop.postgres._connections import Connection
 from agentloop.postgres._store import PostgresStore
 
 LONGEST_PAUSE = 30.0

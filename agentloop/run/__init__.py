@@ -1,7 +1,7 @@
 """The entry points: `Runner` checks the application's options and assembles a run from its parts.
 
-The only module that joins the engine and the edges (providers, tracing). Does not know how a run proceeds: the loop and
-the stream are the engine's.
+The only module that joins the engine and the edges (providers, tracing). Does not know how a run proceeds: the loop is
+the engine's.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.run_result import result_of
-from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.live_run import (
     DEFAULT_MAX_THREADS,
-    LiveEffects,
     LiveRun,
     RunServicesView,
     RunSettings,
@@ -39,21 +37,24 @@ from agentloop._engine.runtime.live_run import (
     loop_state,
 )
 from agentloop._engine.runtime.log import Log
-from agentloop._engine.runtime.resources import ResourceHost, Resources
-from agentloop._engine.start import RunSegment, StartingPoint
+from agentloop._engine.runtime.resources import Resources
+from agentloop._engine.start import RunSegment
 from agentloop.abc import ApprovalEffects, Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
+from agentloop.abc.effects import NewId
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
-from agentloop.budget import BatchBudget, Budget, UsageLimits
 from agentloop.config import ErrorHandler, RunConfig, check_priced, check_run_config
+from agentloop.config.budget import BatchBudget, Budget, UsageLimits
+from agentloop.config.hooks import AgentHooks, RunHooks
 from agentloop.context import RunContext
-from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall, UserMessage, to_items
 from agentloop.limits import Limit
 from agentloop.model_events import ModelInfo
 from agentloop.results import RunResult
+from agentloop.run._live_effects import LiveEffects
+from agentloop.run._starting_point import StartingPoint
+from agentloop.run._stream import RunStream
 from agentloop.settings import Conversation
 from agentloop.spans import Span, Trace, current_trace
 
@@ -438,7 +439,7 @@ def _stream(
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop.run._resume import resume_from
 
-        start = resume_from(given, agent, kept, sourced=bool(config.toolsets))
+        start = resume_from(given, agent, kept, config)
         context = context if context is not None else given.context
         items, usual_turns = None, start.fold.max_turns
     else:
@@ -453,9 +454,9 @@ def _stream(
 
     opens: Callable[[LiveRun], Awaitable[None]] | None = None
     if journal is not None:
-        from agentloop._engine.journal_opening import open_journal
+        from agentloop.run._journal_opening import open_journal
 
-        opens = partial(open_journal, journal, start)
+        opens = partial(open_journal, journal)
     segment = RunSegment(
         items,
         options.get("max_turns", usual_turns),
@@ -572,9 +573,25 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     if state._fold.kept_by_provider and options.get("session") is not None:
         raise UserError(_TWO_HISTORIES)
     context, graph = options.get("context"), AgentGraph(agent)
-    start = StartingPoint(state._fold, graph.get(state._fold.agent), graph, (), state)
+    start = StartingPoint(state._fold, graph.get(state._fold.agent), graph)
     run = _make_run(agent, start, state.context if context is None else context, config, {})
-    return result_of(run, from_records=True)
+    ended = state._fold.ended
+    assert ended is not None  # it has completed
+    return result_of(run, ended.replace(final_output=_read_stored_output(run, ended.final_output)))
+
+
+def _read_stored_output(run: LiveRun, stored: Any) -> Any:
+    """Return the value of the agent's output type that *stored* is the plain form of.
+
+    A value that doesn't fit stays plain: a tool's output may be the final output, in any type.
+    """
+    typed = run.agent._typed_output()
+    if typed is None:
+        return stored
+    try:
+        return typed.using(run.settings.config.converter).validate(stored)
+    except UserTypeError:
+        return stored
 
 
 _KEPT_ELSEWHERE = {"conversation_id": "id", "previous_response_id": "after", "auto_previous_response_id": "auto"}
@@ -614,6 +631,7 @@ def _make_run(
     effects, approvals, log = config.effects or _LIVE, None, Log(start.fold, tuple(config.instruments))
     if effects is not _LIVE:  # they may know more than the live ones
         log.expect = effects.expect if isinstance(effects, ReplayingEffects) else None
+        log.replays = log.expect is not None and not getattr(effects, "performs_background", False)
         log.wall = effects.wall if isinstance(effects, TimedEffects) else log.wall
         approvals = effects if isinstance(effects, ApprovalEffects) else None
     begun, resources, graph = start.fold.started, Resources(), start.graph or AgentGraph(root)
@@ -823,6 +841,7 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
     """
     from agentloop._engine.runtime.threads import Threads
     from agentloop.models.registry import Providers  # most runs have models of the application's
+    from agentloop.run._resource_host import ResourceHost
 
     check_count("max_threads", max_threads)
     async with Providers(http_client=http_client) as providers, ResourceHost() as resources:

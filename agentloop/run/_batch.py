@@ -60,7 +60,7 @@ from agentloop._concurrency.nursery import new_nursery
 from agentloop._core.failure_choice import Failure, choose
 from agentloop._engine.block import Block
 from agentloop.abc import Journal
-from agentloop.budget import BatchBudget
+from agentloop.config.budget import BatchBudget
 from agentloop.exceptions import JournalError, UserError, UserTypeError
 from agentloop.journal._closing import close_in_time
 from agentloop.usage import Usage
@@ -247,7 +247,7 @@ class RunBatch(Block, Generic[ResultT]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        return await self._leave(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+        return await self._leave(exc)  # noqa: ASYNC102 - its tasks are being cancelled
 
     # -- the runs
 

@@ -7,19 +7,20 @@ of the earlier segment is decided in `_core/planner.py`, and about one in doubt 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.planner import check_shown
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.start import StartingPoint
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
+from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of
 from agentloop.items import ToolCall
 from agentloop.records import Record, TurnStarted
+from agentloop.run._starting_point import StartingPoint
 from agentloop.settings import Conversation
 from agentloop.state import RunState, check_goes_on, check_graph
 from agentloop.tools import AgentCall, FunctionTool
@@ -27,12 +28,10 @@ from agentloop.tools import AgentCall, FunctionTool
 logger = logging.getLogger("agentloop")
 
 
-def resume_from(
-    state: RunState, root: Agent[Any, Any], kept: Conversation | None, *, sourced: bool = False
-) -> StartingPoint:
+def resume_from(state: RunState, root: Agent[Any, Any], kept: Conversation | None, config: RunConfig) -> StartingPoint:
     """Return the starting point of a run segment on *state*, which is not changed. *kept*: as the options name it.
 
-    With *sourced*, or where an agent has sources of tools, a missing tool may come from a source: planning finds out.
+    Where *config* or an agent has sources of tools, a missing tool may come from a source: planning finds out.
 
     Raises:
         UserError: *kept* is another conversation than the log's.
@@ -45,25 +44,17 @@ def resume_from(
     if kept is not None:
         check_kept(fold, kept)
     agent = graph.get(fold.agent)
-    for pending in _walk_pending(fold):
-        _check_pending(pending, graph, fold.records, sourced=sourced)
+    _check_pending(fold, graph, fold.records, config)
     changed = check_graph(state, fold, graph)
     if changed:
         logger.warning("the run goes on with other agents than it had: %s", "; ".join(changed))
-    return StartingPoint(fold, agent, graph, changed, state)
+    return StartingPoint(fold, agent, graph, changed)
 
 
-def _walk_pending(fold: RunFold) -> Iterator[RunFold]:
-    """Yield the run of *fold* and the nested runs in its pending calls that have begun."""
-    yield fold
-    for call in fold.due_calls() if fold.batch_open else ():
-        nested = fold.nested.get(call.call.call_id)
-        if nested is not None and nested.started is not None:
-            yield from _walk_pending(nested)
+def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], config: RunConfig) -> None:
+    """Check that the run of *fold* has the tools and handoffs that its pending calls need, and so the runs in them.
 
-
-def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], *, sourced: bool) -> None:
-    """Check that the run's agent has the tools and handoffs that its pending calls need. *records* are the whole log's.
+    *config* is the configuration that the run will have, *records* the whole log's.
 
     Raises:
         StateError: the agent is missing, or lacks one that the model was shown, or has another agent in the place of
@@ -71,12 +62,15 @@ def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], 
     """
     agent = graph.get(fold.agent)
     tools = {tool.lookup_key: tool for tool in agent.functions}
+    policy = config.context or agent.context
+    sourced = bool(config.toolsets or agent.toolsets)
     for state in fold.due_calls() if fold.batch_open else ():
         tool = find_called_tool(tools, state.call)
         nested = fold.nested.get(state.call.call_id)
         if nested is not None and nested.started is not None:
-            _check_same_agent(state.call, tool, nested.started.agent, graph)
-        elif tool is None and not (sourced or agent.toolsets):
+            body = _check_same_agent(state.call, tool, nested.started.agent, graph)
+            _check_pending(nested, graph, records, body.run_config or config)
+        elif tool is None and not sourced and not (policy and policy.recall and _is_recall(state.call)):
             check_shown(fold, state.call)
     known = {target_of(entry).name for entry in agent.handoffs}
     for call in fold.handoffs_due:
@@ -87,21 +81,29 @@ def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], 
             )
 
 
-def _check_same_agent(call: ToolCall, tool: FunctionTool | None, began: str, graph: AgentGraph) -> None:
-    """Check that the run nested in *call*, which the agent of key *began* began, would continue under that agent.
+def _is_recall(call: ToolCall) -> bool:
+    """Tell whether *call* is one of the tool that a policy adds, which is none of the agent's own."""
+    from agentloop.window.recall import recall_output  # for such a policy only
+
+    return find_called_tool({recall_output.lookup_key: recall_output}, call) is not None
+
+
+def _check_same_agent(call: ToolCall, tool: FunctionTool | None, began: str, graph: AgentGraph) -> AgentCall:
+    """Return the body that continues the run nested in *call*, which the agent of key *began* began.
 
     Here, for the whole tree: raised where a nested run plans its own calls, the error would become an output for the
     model of the run around it, whose other calls may have run already.
 
     Raises:
-        StateError: it wouldn't.
+        StateError: there is none, or it would continue under another agent.
     """
-    found = tool.body.agent if tool is not None and isinstance(tool.body, AgentCall) else None
-    if found is None or graph.find(began) is not found:
-        now = "no agent tool" if found is None else f"one of agent {graph.key(found)!r}"
+    body = tool.body if tool is not None and isinstance(tool.body, AgentCall) else None
+    if body is None or graph.find(began) is not body.agent:
+        now = "no agent tool" if body is None else f"one of agent {graph.key(body.agent)!r}"
         raise StateError(
             f"call {call.call_id!r} of tool {call.name!r} has begun a run of agent {began!r}; the tool is now {now}"
         )
+    return body
 
 
 def _find_shown_handoffs(fold: RunFold, records: Sequence[Record]) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ Any object with `Session`'s methods is a session.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import ReplaceableSession, Session
@@ -20,7 +19,8 @@ __all__ = ["MemorySession", "ReplaceableSession", "SQLiteSession", "Session", "c
 
 _LAZY = {"MemorySession": "memory", "SQLiteSession": "sqlite", "compact": "compaction"}
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -21,9 +21,9 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from agentloop import effects as e
 from agentloop._common.naming import qualify_name
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
+from agentloop.abc import effects as e
 from agentloop.agents._graph import describe_tool
 from agentloop.exceptions import OutcomeUnknown, StateError
 from agentloop.items import ToolCall

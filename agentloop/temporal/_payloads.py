@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentloop import effects as e
 from agentloop._common.error_text import shorten
 from agentloop._engine.calls.output_text import cut_output, render
 from agentloop._storage.item_codec import item_from_json, item_to_json
 from agentloop._storage.withholding import Secrets, is_mark
 from agentloop.abc import Codec
+from agentloop.abc import effects as e
 from agentloop.agents import Agent, settings_for
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, OutcomeUnknown, StateError, UserError

@@ -4,9 +4,9 @@ schedules: generated, searched, repeated, shrunk.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agentloop._common.lazy_names import import_at_first_use
 from agentloop.testing.scripted import ScriptedModel, Step, call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation.normal_form import normal
 
@@ -80,11 +80,8 @@ _FROM = {
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'agentloop.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"agentloop.testing.{_MODULE_OF[name]}"), name)
-    return value
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _MODULE_OF)
 
 
 def __dir__() -> list[str]:

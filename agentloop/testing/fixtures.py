@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import attrs
 
-from agentloop._engine.run_stream import RunStream
 from agentloop.limits import Capacity
+from agentloop.run._stream import RunStream
 from agentloop.spans import Span
 from agentloop.testing.scripted import ScriptedModel, Step
 from agentloop.testing.simulation._simulated_parts import agents_of

@@ -181,7 +181,8 @@ def fail(error: BaseException) -> Fail:
     """Return a step in which the model call raises *error* at this point of the response.
 
     Example:
-        from agentloop import Agent, ModelRefusalError, Runner
+        from agentloop import Agent, Runner
+        from agentloop.exceptions import ModelRefusalError
         from agentloop.testing import ScriptedModel, fail
 
         try:

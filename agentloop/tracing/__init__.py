@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentloop._common.lazy_names import import_at_first_use
 from agentloop.spans import RunOpening, Span, Trace, current_span, current_trace, trace
@@ -45,7 +44,8 @@ _LAZY = {
     "render_text": "_timeline_text",
 }
 
-__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+if not TYPE_CHECKING:  # a checker reads the imports above, and reports a name that isn't among them
+    __getattr__ = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

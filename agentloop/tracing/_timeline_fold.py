@@ -239,7 +239,7 @@ class TimelineFold:
                 self._note(run, record)
 
     def _note(self, run: _Run, record: r.Record) -> None:
-        """Add a mark for a record that isn't work of its own, to the run or the call that it names."""
+        """Add a mark for a record that isn't a piece of work, to the run or the call that it names."""
         match record:
             case r.CancelRequested(call_id=call_id, by_call=by_call):
                 row = run.row if call_id is None else self._call(run, record, call_id)
@@ -250,6 +250,16 @@ class TimelineFold:
             case r.CleanupCut(section=section, call_id=call_id):
                 row = run.row if call_id is None else self._call(run, record, call_id)
                 row.add_mark("cleanup_cut", record.at, f"cleanup cut at its deadline: {section}")
+            case r.InputAdded(call_id=str(call_id)):
+                row = self._call(run, record, call_id)
+                row.end = max(row.start, record.at)
+                row.add_phase(
+                    "run",
+                    max([row.start, *(one.end or row.start for one in row.phases)]),
+                    record.at,
+                    "in the background",
+                )
+                row.add_mark("note", record.at, "the result is there")
             case r.InputAdded(items=items):
                 run.row.add_mark("note", record.at, f"input added: {len(items)}")
             case r.InputShown(id=input_id):

@@ -27,15 +27,13 @@ from agentloop import (
     RunState,
     ToolContext,
     ToolExecution,
-    ToolSourceError,
     UserError,
-    UserTypeError,
-    UserValueError,
     input_guardrail,
     open_runtime,
     output_guardrail,
     tool,
 )
+from agentloop.exceptions import ToolSourceError, UserTypeError, UserValueError
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, call, normal, replay, say
 

@@ -12,10 +12,11 @@ from kit.agents import Run, script_agent
 from kit.results import read_outputs
 from kit.work import Meter, count_work
 
-from agentloop import Agent, Runner, ToolContext, UserError, UserValueError
+from agentloop import Agent, Runner, ToolContext, UserError
 from agentloop.bundles import Files
 from agentloop.bundles import _files as files_module
 from agentloop.bundles._files import path_matches
+from agentloop.exceptions import UserValueError
 from agentloop.testing import call, say
 
 pytestmark = [pytest.mark.scenario("FI-01"), pytest.mark.real_clock]

@@ -23,16 +23,13 @@ from agentloop import (
     Runner,
     RunState,
     ToolContext,
-    ToolSourceError,
     UserError,
-    UserTypeError,
-    UserValueError,
     lab,
     tool,
 )
 from agentloop.bundles import FolderMemory, Memory, SQLiteMemory
 from agentloop.bundles._memory import to_key
-from agentloop.exceptions import MemoryConflict, ModelBehaviorError
+from agentloop.exceptions import MemoryConflict, ModelBehaviorError, ToolSourceError, UserTypeError, UserValueError
 from agentloop.journal import MemoryJournal
 from agentloop.models.anthropic import AnthropicModel
 from agentloop.models.openai_chat import OpenAIChatModel

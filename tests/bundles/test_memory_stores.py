@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from kit.memory_paths import EACH_WRONG, STEPS, change_all
 
-from agentloop import UserTypeError, UserValueError
 from agentloop.abc import MemoryStore
 from agentloop.bundles import FolderMemory, SQLiteMemory
-from agentloop.exceptions import MemoryConflict, StateError, UserError
+from agentloop.exceptions import MemoryConflict, StateError, UserError, UserTypeError, UserValueError
 from agentloop.executors import EditError
 from agentloop.testing._memory_suite import SCOPES
 from agentloop.testing.conformance import MemoryConformance

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kit.agents import Run, make_agent, script_agent
 from kit.results import read_outputs, read_requests
 
-from agentloop import ContextPolicy, DropOldest, Runner, RunState, UserValueError, tool
+from agentloop import ContextPolicy, DropOldest, Runner, RunState, tool
 from agentloop.bundles import Skills
 from agentloop.bundles._skills import Skill, SkillFault, split_skill
+from agentloop.exceptions import UserValueError
 from agentloop.items import UserMessage
 from agentloop.testing import call, say
 from agentloop.window import estimate_tokens

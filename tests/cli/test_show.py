@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, Allow, CallOutcome, Runner, UserError
+from agentloop import Agent, Allow, Runner, UserError
 from agentloop import events as ev
 from agentloop._common.terminal_text import duration
 from agentloop.cli import errors
@@ -16,6 +16,7 @@ from agentloop.cli.show import JsonLines, Narrator, json_line, plain, result_jso
 from agentloop.cli.streams import Output
 from agentloop.guardrails import ToolGuardrailResult, tool_input_guardrail
 from agentloop.items import HostedToolCall, Image, Text, ToolCall
+from agentloop.outcomes import CallOutcome
 from agentloop.testing import ScriptedModel, say
 
 pytestmark = [pytest.mark.anyio]

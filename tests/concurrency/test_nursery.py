@@ -317,6 +317,28 @@ async def test_cancel_of_the_nursery_ends_the_members_only(kind: Kind) -> None:
         _nurseries.clear()
 
 
+def test_a_member_is_lost_on_a_loop_that_anyio_has_not_begun() -> None:
+    """The owner hears of it in a callback of the loop, which has no task: what it asks anyio there is answered."""
+    told: list[float] = []
+
+    async def own() -> None:
+        async def never(_: Any) -> None:
+            raise AssertionError("it has begun")
+
+        def lose() -> None:
+            told.append(anyio.current_time())
+            assert not enclosing_cancelled()
+
+        async with open_nursery("bare", lose) as nursery:
+            start(nursery, Member(never))
+            next(task for task in asyncio.all_tasks() if task.get_name() == "member").cancel()
+
+    with suppress(asyncio.CancelledError):  # anyio's own group, where it is the fallback, ends as if cancelled
+        asyncio.run(own())
+    assert len(told) == (nursery_module.find_scope_class() is not None)
+    _nurseries.clear()
+
+
 @pytest.mark.backends("asyncio", "asyncio-eager")
 @pytest.mark.parametrize("step", range(4))
 async def test_stranger_cancels_a_member_natively(kind: Kind, step: int) -> None:

@@ -689,6 +689,6 @@ def test_a_line_is_read_once_however_often_its_limit_gets_room() -> None:
     assert _admit(admission, waits) == []
     for _ in range(2):
         tank.line.mark()
-    assert admission.marked == [tank.line]
+    assert admission.marked == {tank.line: None}
     tank.fill(1)
     assert admission.admit(1.0) == [waits]

@@ -17,15 +17,11 @@ from agentloop import (
     Allow,
     HostedTool,
     ModelBehaviorError,
-    ModelRefusalError,
     ModelSettings,
-    ModelTimeoutError,
-    ModelTransportError,
     Prompt,
     Runner,
     RunResult,
     StateError,
-    UserTypeError,
     item_from_json,
     record_from_json,
     to_json,
@@ -37,6 +33,7 @@ from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
 from agentloop._storage.record_codec import record_to_json
+from agentloop.exceptions import ModelRefusalError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.guardrails import GuardrailFunctionOutput, InputGuardrailResult, tool_output_guardrail
 from agentloop.outcomes import CallOutcome
 from agentloop.testing import ScriptedModel, call, say

@@ -222,7 +222,7 @@ CALLS = st.builds(ToolCall, st.sampled_from(["a", "b", "c"]), st.sampled_from(["
 @given(items=st.lists(CALLS | st.just(Reasoning("r")) | st.just(AssistantMessage("m")), max_size=8))
 def test_what_is_kept_has_each_id_once(items: list[Item]) -> None:
     """A conflict is found exactly if two calls of an id ask for different things; messages always stay."""
-    kept, conflict = drop_repeats(items, {}, {}, LIMITS)
+    kept, conflict = drop_repeats(RunFold(limits=LIMITS), items)
     made = [item for item in items if isinstance(item, ToolCall)]
     assert [item.call_id for item in kept if isinstance(item, ToolCall)] == list(
         dict.fromkeys(item.call_id for item in made)

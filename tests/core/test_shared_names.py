@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentloop import Agent, Runner, UserTypeError, events, model_events, records
+from agentloop import Agent, Runner, events, model_events, records
+from agentloop.exceptions import UserTypeError
 from agentloop.testing import FunctionModel
 
 MODULES = (events, model_events, records)

@@ -7,13 +7,46 @@ import pytest
 
 from agentloop import Agent, FunctionTool, tool
 from agentloop._core.cancellation import STAGES
-from agentloop._core.step_order import LIMITS, PHASES, RULES, WITHOUT_STEP, CallNeeds, CallSteps, Limits, choose
+from agentloop._core.step_order import PHASES, RULES, CallNeeds, CallSteps, Limits, choose
 from agentloop._engine.calls.steps import STEPS
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 
 FIELDS = {field.name for field in attrs.fields(FunctionTool)}
 NAMES = {rule.name: rule.name for rule in RULES}
 FULL = CallNeeds(fits=False, budget=True, spans=True, journal=True, hooks=True, output_store=True, replayed=True)
+
+LIMITS = ("timeout", "idle_timeout")
+"""The fields of a tool that give `CallSteps.limits`."""
+
+WITHOUT_STEP = {
+    "name": "names the tool",
+    "description": "for the model",
+    "params_json_schema": "for the model",
+    "on_invoke_tool": "is the body, where no other is given",
+    "strict_mode": "for the model",
+    "needs_approval": "decided in the plan, before any call starts",
+    "timeout_behavior": "a policy: what becomes of a timeout",
+    "idempotent": "a policy: equal calls share an outcome, and a body in doubt runs again",
+    "reads_only": "a policy: a body in doubt runs again, and the lab runs it",
+    "in_doubt": "a policy: what becomes of a body that can't tell whether it took effect",
+    "capacity": "a limit, for which a call waits in its queue",
+    "serial": "a limit, for which a call waits in its queue",
+    "exclusive": "a segment of the batch by itself",
+    "background": "the call settles in the place of its body, which runs on (`calls/background.py`)",
+    "on_end": "what becomes of a body in the background at the end of the run",
+    "abandon_on_cancel": "how a thread ends, within the body",
+    "namespace": "names the tool",
+    "namespace_description": "for the model",
+    "defer_loading": "for the model",
+    "kind": "how the arguments are read, in the plan",
+    "format": "for the model",
+    "output_schema": "for the model",
+    "allowed_callers": "for the model",
+    "examples": "for the model",
+    "secret": "what no text may show",
+    "secret_output": "what no text may show",
+}
+"""The fields of `FunctionTool` for which a call needs no step, and why."""
 
 
 @tool

@@ -23,6 +23,7 @@ from agentloop._storage.record_codec import (
     record_to_json,
     record_to_line,
     records_to_array,
+    records_to_lines,
 )
 from agentloop._storage.state_codec import Stored, state_from_json, state_to_string, text_to_data
 from agentloop._storage.stored_forms import SECRETS, ways_of
@@ -78,13 +79,24 @@ def line_of(record: r.Record) -> bytes:
 @pytest.mark.slow
 @given(st.lists(RECORDS, max_size=3))
 def test_a_line_is_the_canonical_text_of_the_object(records: list[r.Record]) -> None:
-    """One record has the same bytes alone, in an array and by way of its JSON object; it reads as what it was."""
+    """One record has the same bytes alone, among others and by way of its JSON object; it reads as what it was."""
     for record in records:
         line = line_of(record)
         assert record_to_line(record) == line
         assert read_plain_line(line) in (None, record_from_json(decode(line)))
         assert line_of(record_from_line(line)) == line
-    assert records_to_array(records, DIGESTS) == b"[%b]" % b",".join([record_to_line(record) for record in records])
+    lines = [record_to_line(record) for record in records]
+    assert records_to_lines(records) == lines
+    assert records_to_array(records, DIGESTS) == b"[%b]" % b",".join(lines)
+
+
+def test_records_that_are_written_at_once_have_the_lines_that_each_has_alone() -> None:
+    """Also where one of them has to be written by itself, or has a line break in a text."""
+    for records in ([], PLAIN, UNUSUAL, [*PLAIN, *UNUSUAL], [STARTED.replace(agent="a\nb\r\u2028"), *PLAIN]):
+        lines = [record_to_line(record) for record in records]
+        assert lines == [line_of(record) for record in records]
+        assert records_to_lines(records) == lines
+        assert records_to_array(records, DIGESTS) == b"[%b]" % b",".join(lines)
 
 
 @pytest.mark.parametrize("record", PLAIN, ids=lambda record: type(record).__name__)

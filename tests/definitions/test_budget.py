@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.budget import Budget, Reservation, UsageLimits
+from agentloop.config.budget import Budget, Reservation, UsageLimits
 from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
 from agentloop.usage import Usage
 

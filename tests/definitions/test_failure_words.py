@@ -5,10 +5,11 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, FunctionTool, RunConfig, ToolExecution, UserTypeError, UserValueError, tool
+from agentloop import Agent, FunctionTool, RunConfig, ToolExecution, tool
 from agentloop._common.checks import COLLISION_WORDS, NOT_FOUND_WORDS, TIMEOUT_WORDS
 from agentloop.agents._graph import describe_tool
 from agentloop.agents._sourced_tools import describe
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.tools import default_tool_error_function
 
 WORDS = ("tell_model", "raise")

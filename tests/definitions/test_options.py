@@ -25,13 +25,13 @@ from agentloop import (
     RunOptions,
     ToolExecution,
     UsageLimits,
-    UserTypeError,
     handoff,
     tool,
 )
 from agentloop._common.misplaced import _USUAL_ELSEWHERE, _WRITTEN_ELSEWHERE, _places
 from agentloop.agents import AgentOptions
 from agentloop.config import _GROUPED
+from agentloop.exceptions import UserTypeError
 from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import SQLiteSession

@@ -16,10 +16,10 @@ from agentloop import (
     ToolExecution,
     TracingSettings,
     UserError,
-    UserTypeError,
     config,
 )
 from agentloop.config import _GROUPED, _GROUPS
+from agentloop.exceptions import UserTypeError
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "handoff_input_filter": (None, lambda data: data),

@@ -4,8 +4,8 @@ from typing import Annotated, Any, NotRequired, Required, TypedDict, Unpack
 
 import pytest
 
-from agentloop import UserTypeError, tool
-from agentloop.exceptions import ModelBehaviorError
+from agentloop import tool
+from agentloop.exceptions import ModelBehaviorError, UserTypeError
 
 
 class Search(TypedDict, total=False):

@@ -13,8 +13,6 @@ from agentloop import (
     Handoff,
     InputGuardrail,
     Instrument,
-    JsonLimits,
-    MaxTurns,
     ModelRetrySettings,
     ModelSettings,
     OutputGuardrail,
@@ -24,18 +22,16 @@ from agentloop import (
     SealKey,
     SessionSettings,
     StopAtTools,
-    TextMention,
-    TokenLimit,
-    ToolCalled,
     ToolExecution,
     UsageLimits,
     UserError,
-    UserValueError,
     handoff,
 )
-from agentloop.exceptions import UserTypeError
+from agentloop.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import UserMessage
+from agentloop.settings import JsonLimits
 
 
 async def answer(ctx: Any) -> str:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop import SessionConflict
-from agentloop.exceptions import UserTypeError
+from agentloop.exceptions import SessionConflict, UserTypeError
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession, compact
 from agentloop.sessions.compaction import safe_cut

@@ -107,7 +107,7 @@ async def test_a_worker_stays_for_the_next_job_and_ends_without_one(
     one = await OneAtATime().run(threading.current_thread)
     for _ in range(5):
         assert await OneAtATime().run(threading.current_thread) is one
-    monkeypatch.setattr(_thread, "_LINGER", 0)
+    monkeypatch.setattr(_thread, "_LINGER", 0.001)
     await OneAtATime().run(lambda: None)
     one.join(20)
     assert not one.is_alive()
@@ -116,20 +116,17 @@ async def test_a_worker_stays_for_the_next_job_and_ends_without_one(
 
 async def test_a_worker_that_is_called_as_it_gives_up_comes(anyio_backend: Any) -> None:
     """It was taken from the idle ones in the moment in which its patience ended."""
-    worker = _thread._LaneThread()
-    worker._begun = True
+    answers = iter([False, True])
 
     class Late:
-        def __init__(self) -> None:
-            self.calls = list[float | None]()
+        def acquire(self, timeout: float) -> bool:
+            assert timeout == _thread._LINGER
+            return next(answers)
 
-        def acquire(self, timeout: float | None = None) -> bool:
-            self.calls.append(timeout)
-            return timeout is None
-
-    worker._called = late = Late()  # type: ignore[assignment]
+    worker = _thread._LaneThread()
+    worker._called = Late()  # type: ignore[assignment]
     assert worker._wait()
-    assert late.calls == [_thread._LINGER, None]
+    assert next(answers, None) is None
 
 
 @pytest.mark.slow
@@ -171,7 +168,7 @@ async def test_an_idle_worker_holds_nothing(anyio_backend: Any, monkeypatch: pyt
     left = weakref.ref(lane)
     del lane
     await until(lambda: left() is None)
-    monkeypatch.setattr(_thread, "_LINGER", 0)
+    monkeypatch.setattr(_thread, "_LINGER", 0.001)
     await OneAtATime().run(lambda: None)
 
 

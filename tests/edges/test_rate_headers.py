@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from agentloop import Agent, Capacity, Rate, RunConfig, Runner, TokenRate, UserTypeError
+from agentloop import Agent, Capacity, Rate, RunConfig, Runner, TokenRate
+from agentloop.exceptions import UserTypeError
 from agentloop.model_events import RateState
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.models._refusals import read_rates

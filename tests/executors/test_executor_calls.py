@@ -17,26 +17,23 @@ from sweeps.stepping import COMBINATIONS, Kind, Stepped, run_once
 import agentloop
 from agentloop import (
     Agent,
-    Computer,
     Deny,
-    Editor,
     PendingCall,
     Policy,
     RunConfig,
     Runner,
     RunState,
-    Shell,
     ToolCallError,
     ToolExecution,
     UserError,
-    UserTypeError,
     tool,
 )
 from agentloop import records as r
-from agentloop.exceptions import ModelBehaviorError
+from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.executors import (
     Click,
     CommandResult,
+    Computer,
     ComputerAction,
     ComputerError,
     CreateFile,
@@ -45,6 +42,7 @@ from agentloop.executors import (
     DragPointer,
     EditError,
     EditOperation,
+    Editor,
     EditResult,
     FileChange,
     InsertText,
@@ -55,6 +53,7 @@ from agentloop.executors import (
     PressKeys,
     ReplaceText,
     ScrollAt,
+    Shell,
     ShellRequest,
     ShellResult,
     TakeScreenshot,
@@ -587,5 +586,3 @@ def test_options_of_the_tools() -> None:
             make(5)  # type: ignore[operator]
         with pytest.raises(UserError, match="kind: the tool of an executor sets it itself"):
             make(Scripted(), kind="custom")  # type: ignore[operator]
-    for name in ("Shell", "Editor", "Computer"):
-        assert getattr(agentloop, name) is getattr(agentloop.executors, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._storage.state_codec import plain_line
+from agentloop._storage.record_codec import record_to_line
 from agentloop.testing.simulation.runs import WorldRun
 
 from .invariants import CoverageCounter
@@ -39,7 +39,7 @@ class Counts:
     def note(self, run: WorldRun) -> None:
         """Add *run*'s log to the digest, if there is one."""
         if self.digest is not None:
-            self.digest.update(b"\n".join([run.backend.encode(), *map(plain_line, run.records)]))
+            self.digest.update(b"\n".join([run.backend.encode(), *map(record_to_line, run.records)]))
 
     def add(self, other: Counts) -> None:
         """Add the counts of *other*."""

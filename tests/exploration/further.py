@@ -17,14 +17,14 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config import RunConfig
+from agentloop.config.budget import UsageLimits
+from agentloop.config.policies import Decision, Deny, PendingCall
 from agentloop.guardrails import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.limits import ToolExecution
-from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
 from agentloop.testing.invariants._observation import Observation, ObservedLog
 from agentloop.testing.scripted import say

@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from agentloop._storage.state_codec import header, plain_line
+from agentloop._storage.record_codec import record_to_line
+from agentloop._storage.state_codec import header
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import AgentLoopError
@@ -47,7 +48,10 @@ def _make_stored_runs() -> tuple[Stored, ...]:
     for seed in SEEDS:
         world = World(**draw_world(Seeded(f"stored/{seed}"), GeneratorConfig(turns=2, calls=3, approvals=True)))
         run = run_one(world)
-        lines = (header("id1", AgentGraph(run.agent).describe_as_text(), sealed=False), *map(plain_line, run.records))
+        lines = (
+            header("id1", AgentGraph(run.agent).describe_as_text(), sealed=False),
+            *map(record_to_line, run.records),
+        )
         found.append(Stored(run.agent, RunState(run.agent, run.records).to_string(), lines))
     return tuple(found)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
-from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.config.hooks import AgentHooks, RunHooks
 from agentloop.items import Item
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

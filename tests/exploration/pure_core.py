@@ -170,11 +170,11 @@ def _rules(answers_unknown: bool, max_calls: int | None) -> PlanRules:
 _known: dict[tuple[int, str], Arguments] = {}
 
 
-def _read(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+def _read(tool: FunctionTool, text: str) -> Arguments:
     """Read arguments, each text once for a tool: worlds have few tools and texts, and there are millions of worlds."""
     found = _known.get((id(tool), text))
     if found is None:
-        found = _known[id(tool), text] = read_arguments(tool, text, limits)
+        found = _known[id(tool), text] = read_arguments(tool, text, JsonLimits())
     return found
 
 

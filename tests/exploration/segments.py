@@ -44,7 +44,7 @@ class Segments(_Restarts):
         self._journal = MemoryJournal()
 
     def _open_journal(self) -> Any:
-        self._journal = MemoryJournal()
+        self._journal = MemoryJournal(codec=self.codec)
         self._journal._records = list(self.lines)
         return self._journal
 

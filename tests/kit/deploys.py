@@ -17,9 +17,9 @@ from agentloop import records as r
 from agentloop._storage import record_codec
 from agentloop._storage.state_codec import line_encoder
 from agentloop.abc import Journal, Model, ModelProvider
+from agentloop.config.policies import Allow, Ask
 from agentloop.items import ToolCall
 from agentloop.journal import MemoryJournal
-from agentloop.policies import Allow, Ask
 from agentloop.testing import FunctionModel, call, say
 from kit.agents import Run
 

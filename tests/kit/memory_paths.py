@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agentloop import UserValueError
 from agentloop.abc import MemoryStore
+from agentloop.exceptions import UserValueError
 
 PLAIN = [
     "a",

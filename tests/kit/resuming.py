@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentloop import Agent, RunResult, RunState
+from agentloop import Agent, Runner, RunResult, RunState
 from agentloop.journal import MemoryJournal
 from kit.agents import Run
 
@@ -106,6 +106,15 @@ async def make_journal(lines: Sequence[bytes]) -> MemoryJournal:
     if lines:
         await journal.append(lines)
     return journal
+
+
+async def cut_in_call(agent: Agent[Any, Any], given: Any, call_id: str, **options: Any) -> RunState:
+    """Run *agent* on *given*; return the state that is left if the process dies as the call has just started."""
+    journal = MemoryJournal()
+    await Runner.run(agent, given, journal=journal, **options)
+    lines, quoted = await journal.read(), f'"{call_id}"'.encode()
+    start = next(n for n, line in enumerate(lines) if b'"call_started"' in line and quoted in line)
+    return await RunState.from_journal(agent, await make_journal(lines[: start + 1]))
 
 
 class BatchJournal(MemoryJournal):

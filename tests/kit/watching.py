@@ -3,14 +3,33 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import anyio.lowlevel
 import attrs
 
-from agentloop import AgentHooks, CallOutcome, RunHooks, Span, ToolContext, Trace
+from agentloop import AgentHooks, RunHooks, Span, ToolContext, Trace
 from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
+from agentloop.outcomes import CallOutcome
 
 # ---------------------------------------------------------------------------------------------- instruments
+
+
+class AtRecord(Instrument):
+    """Sets `come` once *count* records of *kind* are in the log, and calls *do* in that step."""
+
+    def __init__(self, count: int = 1, kind: type = object, do: Callable[[], object] | None = None) -> None:
+        self.come = anyio.Event()
+        self._left, self._kind, self._do = count, kind, do
+
+    def on_record(self, record: r.Record) -> None:
+        if not isinstance(record, self._kind):
+            return
+        self._left -= 1
+        if self._left == 0:
+            self.come.set()
+            if self._do is not None:
+                self._do()
 
 
 class Watch(Instrument):

@@ -10,7 +10,8 @@ import attrs
 import pydantic
 
 from agentloop import Agent, ExternalTool, Handoff, RunConfig, Runner, ToolExecution, tool
-from agentloop.budget import UsageLimits
+from agentloop.config.budget import UsageLimits
+from agentloop.config.policies import Ask, Deny
 from agentloop.guardrails import (
     Allow,
     GuardrailFunctionOutput,
@@ -20,7 +21,6 @@ from agentloop.guardrails import (
 )
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelInfo
-from agentloop.policies import Ask, Deny
 from agentloop.records import Record
 from agentloop.settings import ModelSettings
 from agentloop.testing import FunctionModel, call, say

@@ -29,9 +29,9 @@ from agentloop import (
     tool,
     tool_search,
 )
-from agentloop import effects as e
 from agentloop import records as r
 from agentloop._storage.state_codec import read_lines
+from agentloop.abc import effects as e
 from agentloop.bundles import Todo
 from agentloop.conditions import MaxTurns
 from agentloop.config import HistorySettings

@@ -8,7 +8,8 @@ from kit.agents import script_agent
 from kit.results import read_outputs, read_requests, read_statuses
 from mcp_servers.processes import MARKS, Servers
 
-from agentloop import Runner, UserError, UserTypeError
+from agentloop import Runner, UserError
+from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, File, Text, UserMessage
 from agentloop.mcp import MCPPrompt, MCPResource, MCPServer, MCPToolError
 from agentloop.testing import call, say

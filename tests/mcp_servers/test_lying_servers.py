@@ -10,7 +10,8 @@ from kit.agents import script_agent
 from kit.results import read_outputs, read_requests, read_statuses
 from mcp_servers.processes import MARKS, Servers
 
-from agentloop import Runner, ToolSourceError
+from agentloop import Runner
+from agentloop.exceptions import ToolSourceError
 from agentloop.mcp import MCPConnectionError
 from agentloop.testing import call, say
 

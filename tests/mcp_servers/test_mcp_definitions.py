@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kit.agents import script_agent
 
-from agentloop import RunContext, Runner, ToolSource, UserError, UserTypeError
+from agentloop import RunContext, Runner, ToolSource, UserError
 from agentloop._common.naming import usable_names
+from agentloop.exceptions import UserTypeError
 from agentloop.items import File, Text
 from agentloop.mcp import MCPServer
 from agentloop.mcp._contents import read_contents

@@ -19,18 +19,8 @@ from kit.results import find_outcome, read_outputs, read_requests, read_statuses
 from mcp_servers.processes import MARKS, Servers, children, is_running
 
 import agentloop
-from agentloop import (
-    Agent,
-    Instrument,
-    MaxTurnsExceeded,
-    OutcomeUnknown,
-    RunConfig,
-    Runner,
-    RunState,
-    ToolSourceError,
-    events,
-    open_runtime,
-)
+from agentloop import Agent, Instrument, MaxTurnsExceeded, RunConfig, Runner, RunState, events, open_runtime
+from agentloop.exceptions import OutcomeUnknown, ToolSourceError
 from agentloop.items import Audio, File, Image, Text
 from agentloop.journal import MemoryJournal
 from agentloop.mcp import MCPServer, _connection

@@ -14,7 +14,8 @@ from kit.agents import script_agent
 from kit.results import read_statuses
 from mcp_servers.processes import MARKS, START_SECONDS, Servers, free_port
 
-from agentloop import Runner, UserTypeError
+from agentloop import Runner
+from agentloop.exceptions import UserTypeError
 from agentloop.journal import FileJournal
 from agentloop.mcp import MCPServer
 from agentloop.testing import call, say

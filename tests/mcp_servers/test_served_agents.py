@@ -13,7 +13,8 @@ from kit.agents import script_agent
 from mcp_servers.processes import MARKS, START_SECONDS, children
 
 import agentloop
-from agentloop import Agent, ModelTransportError, Runner, ToolContext, ToolLoopDetected, UserError, UserTypeError, tool
+from agentloop import Agent, Runner, ToolContext, UserError, tool
+from agentloop.exceptions import ModelTransportError, ToolLoopDetected, UserTypeError
 from agentloop.mcp import MCPServer, build_server
 from agentloop.testing import FunctionModel, call, say
 

@@ -8,10 +8,9 @@ import anyio
 import pytest
 from kit.memory_paths import EACH_WRONG, PLAIN, change_all
 
-from agentloop import UserTypeError, UserValueError
 from agentloop.abc import Journal, LeasedJournal, MemoryStore, ReplaceableSession, SealingJournal, Session
 from agentloop.bundles import FolderMemory, SQLiteMemory
-from agentloop.exceptions import JournalError, StateError
+from agentloop.exceptions import JournalError, StateError, UserTypeError, UserValueError
 from agentloop.postgres import Lease, PostgresJournal, PostgresMemory, PostgresSession, PostgresStore
 from agentloop.testing.conformance import JournalConformance, MemoryConformance, SessionConformance
 

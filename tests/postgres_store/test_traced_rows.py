@@ -1,7 +1,7 @@
 """`agentloop trace` of a run in the database: the same lines as from a file, and nothing there is changed."""
 
 from collections.abc import Callable
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from postgres_store.server import Server
 from agentloop import Runner, tool
 from agentloop.cli.app import app
 from agentloop.cli.trace import _follow_lines
-from agentloop.exceptions import JournalError
+from agentloop.exceptions import UserError
 from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.journal._database import DatabaseJournals
 from agentloop.postgres import PostgresJournal, PostgresStore
 from agentloop.testing import call, say
 
@@ -89,10 +90,10 @@ def test_sealed_run_in_the_database_needs_its_key(address: str, tmp_path: Path) 
 
 
 def test_database_is_only_read(address: str, tmp_path: Path) -> None:
-    """One without tables, or with older ones, would be changed by a store: here it is refused as it is."""
+    """One without tables would be changed by a store: here it is refused as it is."""
     refused = trace(address, "--run", "run-1")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "no journals of this version of agentloop" in refused.stderr
+    assert "the database has no journals of agentloop" in refused.stderr
     assert count_tables(address) == 0
     store_run(address, tmp_path / "copy", "run-1")
     tables = count_tables(address)
@@ -120,9 +121,9 @@ def test_role_that_may_only_read_is_enough(address: str, tmp_path: Path) -> None
 WRONG: list[tuple[Callable[[str], str], list[str], int, str]] = [
     (lambda address: address, [], 2, "a database needs --run"),
     (lambda address: address, ["--run", "r", "--line", "1"], 2, "--line is for a folder"),
-    (lambda address: address, ["--run", "r", "--follow"], 2, "no journals of this version of agentloop"),
+    (lambda address: address, ["--run", "r", "--follow"], 2, "the database has no journals of agentloop"),
     (lambda address: address.replace("/postgres?", "/absent?"), ["--run", "r"], 1, 'database "absent" does not exist'),
-    (lambda address: "postgres://u:hunter2@[::1/x", ["--run", "r"], 2, "is no address of PostgreSQL"),
+    (lambda address: "postgres://u:hunter2@[::1/x", ["--run", "r"], 2, "not a PostgreSQL address"),
     (lambda address: "postgres://u:hunter2@127.0.0.1:1/x", ["--run", "r"], 1, "refused"),
 ]
 
@@ -141,7 +142,7 @@ def test_trace_is_refused_a_change_of_the_database(address: str) -> None:
     """The connection itself is read-only, and the options of the address still count."""
     import psycopg
 
-    from agentloop.postgres._reading import make_read_only
+    from agentloop.journal._database import make_read_only
 
     with psycopg.connect(make_read_only(address)) as connection:
         assert connection.execute("SHOW transaction_read_only").fetchone() == ("on",)
@@ -152,23 +153,21 @@ def test_trace_is_refused_a_change_of_the_database(address: str) -> None:
 
 async def test_a_run_of_the_database_is_followed(conninfo: str, address: str, anyio_backend: Any) -> None:
     """The page's timeline grows with the run; what becomes of the database is said, and nothing is changed there."""
-    from agentloop.postgres._reading import StoredLines
-
     log = MemoryJournal()
     await Runner.run(script_agent("keeper", say("Old.")), "Look.", journal=log)
     lines = await log.read()
     async with PostgresStore(conninfo) as store, PostgresJournal(store, "run-1") as journal:
         await journal.append(lines[:2])
-        with closing(StoredLines(address, "run-1")) as followed:
-            read = _follow_lines(followed.read, content=True)
-            first = await anyio.to_thread.run_sync(followed.stamp)
+        with DatabaseJournals(address) as followed:
+            read = _follow_lines(partial(followed.read, "run-1"), content=True)
+            first = await anyio.to_thread.run_sync(followed.stamp, "run-1")
             timeline, moments = await anyio.to_thread.run_sync(read)
             assert (timeline.status, moments is None) == (None, False)
-            assert await anyio.to_thread.run_sync(followed.stamp) == first
+            assert await anyio.to_thread.run_sync(followed.stamp, "run-1") == first
             await journal.append(lines[2:])
-            assert await anyio.to_thread.run_sync(followed.stamp) != first
+            assert await anyio.to_thread.run_sync(followed.stamp, "run-1") != first
             assert (await anyio.to_thread.run_sync(read))[0].status == "completed"
             await store.connections.run(lambda db: db.execute("DROP TABLE agentloop_journal_lines"))
-            assert "does not exist" in str(await anyio.to_thread.run_sync(followed.stamp))
-            with pytest.raises(JournalError, match="does not exist"):
+            assert "does not exist" in str(await anyio.to_thread.run_sync(followed.stamp, "run-1"))
+            with pytest.raises(UserError, match="does not exist"):
                 await anyio.to_thread.run_sync(read)

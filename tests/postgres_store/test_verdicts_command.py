@@ -211,7 +211,7 @@ def test_a_run_that_is_not_there_is_named(address: str) -> None:
         assert (absent.exit_code, absent.stdout) == (2, "")
         assert absent.stderr == "Error: the database holds no run 'run-2'\n"
         wrong = agentloop(first, "postgresql://postgres:hunter2@[::1/x", *rest, "--run", "run-1")
-        assert (wrong.exit_code, wrong.stderr) == (2, "Error: what is given is no address of PostgreSQL\n")
+        assert (wrong.exit_code, wrong.stderr) == (2, "Error: not a PostgreSQL address\n")
         refused = agentloop(first, refusing, *rest, "--run", "run-1")
         assert refused.exit_code == 1
         assert '"absent" does not exist' in refused.stderr

@@ -24,7 +24,8 @@ from temporal_engine.test_workflows import (
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.worker import Worker
 
-from agentloop import Agent, Runner, StateError, UserError, UserTypeError, UserValueError
+from agentloop import Agent, Runner, StateError, UserError
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.temporal import AgentPlugin
 from agentloop.testing import call, normal, say
 

@@ -18,7 +18,7 @@ from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, StateError, UserError, tool
 from agentloop.abc import Model, ModelProvider
-from agentloop.policies import Allow, Ask
+from agentloop.config.policies import Allow, Ask
 from agentloop.records import CallStarted, RunEnded
 from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, WorkerUnavailable, start_run
 from agentloop.temporal._options import _known

@@ -14,8 +14,8 @@ from temporal_engine.test_workflows import replay_history, start, started, worke
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.worker import Worker
 
-from agentloop import Agent, UserError, UserValueError
-from agentloop.exceptions import InputRefusedError
+from agentloop import Agent, UserError
+from agentloop.exceptions import InputRefusedError, UserValueError
 from agentloop.records import InputAdded, InputShown, InputWithdrawn, Record
 from agentloop.temporal import AgentPlugin, AgentRunHandle
 from agentloop.testing import call, say

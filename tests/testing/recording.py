@@ -14,11 +14,11 @@ from exploration.fixture_agents import FixtureAgents, Role
 from exploration.generators import GeneratorConfig, Seeded, draw_world
 
 from agentloop import RunConfig, Runner
-from agentloop import effects as e
-from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import encode, record_to_json
+from agentloop.abc import effects as e
 from agentloop.journal import FileJournal
 from agentloop.records import Record
+from agentloop.run._live_effects import LiveEffects
 from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing.simulation._faults import Fatal
 from agentloop.testing.simulation._simulated_parts import SimulatedModels, Watch
@@ -59,6 +59,14 @@ class Stage:
     def cleaning(self, section: str, entered: int | None = None) -> contextlib.AbstractContextManager[None]:
         """Note nothing: no check reads these runs."""
         return contextlib.nullcontext()
+
+
+class OneClock(LiveEffects):
+    """The live door, by whose clock records have the times of the event loop, and not of a busy machine."""
+
+    def wall(self) -> float:
+        """Return the time of the loop."""
+        return anyio.current_time()
 
 
 class StockEffects(LiveEffects):

@@ -166,6 +166,24 @@ def test_check_is_shown_both_lives() -> None:
     assert set(seen) == {1, 2}
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_background_body_has_not_ended_with_its_call(idempotent: bool) -> None:
+    """It runs again if it may, after its call has settled; its result may come in another turn than without a crash."""
+    bodies: set[int] = set()
+
+    async def dig() -> str:
+        await anyio.sleep(0.1)
+        return "dug"
+
+    def check(run: t.CrashRun) -> None:
+        bodies.add(run.executions("dig"))
+
+    digger = tool(dig, description="Dig.", background=True, idempotent=idempotent)
+    script = [call("dig"), say("1"), say("2"), say("3")]
+    t.crash_sweep(lambda: Agent("a", tools=[digger]), script, check, pairs=ONE_PAIR, modes=["after"])
+    assert max(bodies) == 1 + idempotent
+
+
 def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
     """The session is made once for each crash, and keeps its items over it."""
 

@@ -15,7 +15,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from agentloop import UserError, UserTypeError, UserValueError
+from agentloop import UserError
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_deterministic, tape_of
 from agentloop.testing.simulation import event_loop as simulated_loop
 from agentloop.testing.simulation._waiting import require

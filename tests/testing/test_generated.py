@@ -9,7 +9,8 @@ from exploration.generators import GeneratorConfig, Seeded, draw_world
 from exploration.invariants import CoverageCounter, check
 from hypothesis import Phase, given, settings
 
-from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
+from agentloop import Agent, ToolContext, handoff, tool
+from agentloop.exceptions import UserTypeError
 from agentloop.testing.scripted import CallStep
 from agentloop.testing.simulation.generated import (
     approvals,

@@ -11,21 +11,9 @@ import anyio.lowlevel
 import attrs
 import pytest
 
-from agentloop import (
-    Agent,
-    ModelRetrySettings,
-    ModelSettings,
-    ModelTimeoutError,
-    ModelTransportError,
-    RequestUsage,
-    RunConfig,
-    Runner,
-    StateError,
-    UserTypeError,
-    UserValueError,
-    tool,
-)
+from agentloop import Agent, ModelRetrySettings, ModelSettings, RequestUsage, RunConfig, Runner, StateError, tool
 from agentloop.abc import Model
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Text, ToolCall, UrlCitation
 from agentloop.model_events import (
     HostedProgress,

@@ -7,7 +7,6 @@ import pytest
 from exploration.mutants import HEAD, LIST, ROOT, BadList, Mutant, Verdict, main, read_list, table, try_out
 
 
-@pytest.mark.slow
 def test_every_edit_of_the_list_can_be_applied() -> None:
     """At least fifty edits have a name of their own; each is found exactly once in its file, and leaves code."""
     mutants = read_list(LIST)

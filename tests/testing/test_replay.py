@@ -8,8 +8,9 @@ import anyio
 import pytest
 from exploration.generators import GeneratorConfig, Seeded, draw_world
 
-from agentloop import Agent, ReplayDivergence, RunConfig, Runner, ToolExecution, input_guardrail, tool
+from agentloop import Agent, RunConfig, Runner, ToolExecution, input_guardrail, tool
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
+from agentloop.exceptions import ReplayDivergence
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.records import Record
 from agentloop.testing import ScriptedModel, call, fail, say

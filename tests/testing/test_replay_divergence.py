@@ -11,7 +11,6 @@ from agentloop import (
     Agent,
     GuardrailFunctionOutput,
     ModelSettings,
-    ReplayDivergence,
     RunConfig,
     Runner,
     ToolExecution,
@@ -21,6 +20,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import ReplayDivergence
 from agentloop.guardrails import Allow, tool_input_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, call, say

@@ -8,19 +8,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from agentloop import (
-    Agent,
-    JournalError,
-    ReplayDivergence,
-    RunConfig,
-    Runner,
-    RunState,
-    StateError,
-    UserError,
-    UserTypeError,
-    UserValueError,
-    tool,
-)
+from agentloop import Agent, RunConfig, Runner, RunState, StateError, UserError, tool
+from agentloop.exceptions import JournalError, ReplayDivergence, UserTypeError, UserValueError
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.testing import FunctionModel, call, say
 from agentloop.testing.replaying import ShadowReport, replay
@@ -269,6 +258,40 @@ def test_secrets_stay_out_of_replays_and_what_they_say(tmp_path: Path, backend: 
     report = replay(tmp_path, child("Be careful."), mode="shadow", backend=backend)
     assert report.problems
     assert CANARY not in str(report)
+
+
+@both
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_verdict_on_a_call_with_a_secret_is_replayed(backend: Any, approved: bool, streamed: bool) -> None:
+    """The request for it has a digest of the arguments, which a log without a codec doesn't have."""
+
+    @tool(secret=("token",), needs_approval=True)
+    async def unlock(door: str, token: str) -> str:
+        """Unlock."""
+        return f"{door} is open"
+
+    steps: Any = (call("unlock", {"door": "front", "token": CANARY}, call_id="c"), say("Done."))
+    agent = Agent("keeper", tools=[unlock], model=FunctionModel(lambda request: steps[request.turn - 1]))
+    journal = MemoryJournal()
+
+    async def run(given: Any) -> Any:
+        if not streamed:
+            return await Runner.run(agent, given, journal=journal)
+        async with Runner.run_streamed(agent, given, journal=journal) as stream:
+            await stream.finished()
+        return stream.result
+
+    async def recorded() -> None:
+        state = (await run("Open the door.")).to_state()
+        state.approve("c") if approved else state.reject("c")
+        assert (await run(state)).final_output == "Done."
+
+    anyio.run(recorded, backend=backend)
+    replayed = replay(journal, agent, backend=backend)
+    assert replayed.result is not None
+    assert replayed.result.final_output == "Done."
+    assert CANARY not in repr(replayed.records)
 
 
 # ---------------------------------------------------------------------------------------------- inside a loop

@@ -6,10 +6,11 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from testing.recording import OneClock
 from testing.test_replay_runs import comes_out_the_same, scripted
 
-from agentloop import Agent, Capacity, Rate, ReplayDivergence, RunConfig, Runner, ToolExecution, tool
-from agentloop._engine.runtime.live_run import LiveEffects
+from agentloop import Agent, Capacity, Rate, RunConfig, Runner, ToolExecution, tool
+from agentloop.exceptions import ReplayDivergence
 from agentloop.records import CallSettled
 from agentloop.testing import call, say
 from agentloop.testing.fixtures import VirtualClock
@@ -28,13 +29,6 @@ TURNS = (
 )
 """By its letters, the calls of a turn: equal ones of an idempotent tool, or of other tools."""
 ENDS = ("returns", "raises", "times out")
-
-
-class OneClock(LiveEffects):
-    """Records have the virtual times: a replay sees what waited for how long."""
-
-    def wall(self) -> float:
-        return anyio.current_time()
 
 
 def waiting_agent(turn: str, end: str, after: float, limits: dict[str, Any], **options: Any) -> Agent[Any, Any]:

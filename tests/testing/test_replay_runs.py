@@ -22,10 +22,7 @@ from agentloop import (
     ModelBehaviorError,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
-    OutcomeUnknown,
     Prompt,
-    ReplayDivergence,
     RunConfig,
     RunHooks,
     Runner,
@@ -34,7 +31,6 @@ from agentloop import (
     ToolCallError,
     ToolContext,
     ToolExecution,
-    ToolSourceError,
     UsageLimitExceeded,
     UsageLimits,
     UserError,
@@ -45,10 +41,11 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.abc import Instrument
 from agentloop.config import ModelInputData
+from agentloop.config.policies import Deny
+from agentloop.exceptions import ModelTransportError, OutcomeUnknown, ReplayDivergence, ToolSourceError
 from agentloop.guardrails import (
     Allow,
     BlockedOutputArgs,
@@ -62,7 +59,6 @@ from agentloop.handoffs import HandoffInputData
 from agentloop.items import AssistantMessage, HostedToolCall, Image, ToolOutput, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
-from agentloop.policies import Deny
 from agentloop.records import (
     CallSettled,
     CancelRequested,
@@ -72,6 +68,7 @@ from agentloop.records import (
     ModelResponded,
     RunEnded,
 )
+from agentloop.run._live_effects import LiveEffects
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.fixtures import VirtualClock

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from testing.recording import Recording, lines, record_worlds
 
-from agentloop import ReplayDivergence
+from agentloop.exceptions import ReplayDivergence
 from agentloop.journal import FileJournal
 from agentloop.testing.replaying import replay
 

@@ -18,19 +18,17 @@ from agentloop import (
     GuardrailFunctionOutput,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
     RunConfig,
     RunHooks,
     ToolContext,
     UserError,
-    UserTypeError,
-    UserValueError,
     input_guardrail,
     tool,
 )
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop._storage.record_codec import encode, record_to_json
+from agentloop.exceptions import ModelTransportError, UserTypeError, UserValueError
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, say
 from agentloop.testing.simulation.gate import TIME

@@ -7,8 +7,9 @@ import attrs
 import pytest
 from testing.till import agent as till
 
-from agentloop import Agent, GuardrailFunctionOutput, ModelTransportError, RunHooks, handoff, input_guardrail, tool
+from agentloop import Agent, GuardrailFunctionOutput, RunHooks, handoff, input_guardrail, tool
 from agentloop import testing as t
+from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, reason, respond, say, wait

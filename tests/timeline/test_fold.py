@@ -414,3 +414,19 @@ def test_a_compaction_is_a_mark_with_its_sizes() -> None:
     sizes = f"{replaced.tokens_before:,} to {replaced.tokens:,} tokens"
     assert mark.note == f"history made shorter by Summarize: {sizes}"
     assert [row.depth for row in timeline.rows if row.kind == timeline.rows[0].kind] == [0, 1]
+
+
+def test_a_call_in_the_background_runs_until_its_result() -> None:
+    """Its bar goes on behind its turn."""
+    story = Story()
+    story.begin(0)
+    story.ask(0, 1, ToolCall("dig-1", "dig", "{}"))
+    story.start(1, "dig")
+    story.settle(1, "dig", "succeeded", output="runs")
+    story.records[-1] = story.records[-1].replace(background=True)
+    story.begin(2)
+    story.tell(r.InputAdded, 9, items=(UserMessage("dug"),), id="result_dig-1", call_id="dig-1")
+    timeline = read_timeline(story.records)
+    check(timeline)
+    assert row_of(timeline, "dig").end - START == 9
+    assert phases_of(row_of(timeline, "dig"))[-1] == "run 1-9"

@@ -10,11 +10,9 @@ from cattrs.preconf.json import make_converter
 from agentloop import (
     Agent,
     Allow,
-    Condition,
     HandoffInputData,
     Instrument,
     JsonSchema,
-    MaxTurns,
     ModelInputData,
     PendingCall,
     RequestUsage,
@@ -27,7 +25,7 @@ from agentloop import (
     tool,
 )
 from agentloop.abc import Model
-from agentloop.conditions import PredicateFunction
+from agentloop.conditions import Condition, MaxTurns, PredicateFunction
 from agentloop.guardrails import BlockedOutputArgs
 from agentloop.items import HostedToolCall, Item, ToolCall
 

@@ -8,22 +8,20 @@ from agentloop import (
     Agent,
     Allow,
     Capacity,
-    Condition,
     FunctionTool,
     GuardrailFunctionOutput,
     InputGuardrail,
-    MaxTurns,
     OutputGuardrail,
     Rate,
     RunContext,
     Runner,
-    TextMention,
     ToolContext,
     UsageLimits,
     input_guardrail,
     output_guardrail,
     tool,
 )
+from agentloop.conditions import Condition, MaxTurns, TextMention
 from agentloop.guardrails import (
     RejectContent,
     ToolInputData,

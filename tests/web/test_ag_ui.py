@@ -15,9 +15,9 @@ from web.harness import ask
 
 from agentloop import Agent, Allow, Ask, RunConfig, ToolContext, UserError, ask_user, tool
 from agentloop.asgi import AgentApp, Grant, _app
+from agentloop.config.policies import PendingCall
 from agentloop.items import AssistantMessage, Image, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextDelta
-from agentloop.policies import PendingCall
 from agentloop.run import RunOptions
 from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of
 

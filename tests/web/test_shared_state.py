@@ -16,11 +16,12 @@ from kit.work import count_work
 from web.ag_ui import HAS_CLIENT, apply_patch, check_state, converse, make_input, pydantic, read_by_the_client, ui
 from web.harness import ask, send_request
 
-from agentloop import Agent, RunHooks, ToolContext, UserError, UserTypeError, UserValueError, tool
+from agentloop import Agent, RunHooks, ToolContext, UserError, tool
 from agentloop.asgi import AgentApp, Grant, SharedState, WebLimits, WebRequest
 from agentloop.asgi._ag_ui import AGUIForm, read_input
 from agentloop.asgi._json_patch import find_patch
 from agentloop.asgi._writer import EventWriter
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.testing import ScriptedModel, call, fail, say
 
 Data = dict[str, Any]

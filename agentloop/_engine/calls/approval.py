@@ -17,16 +17,17 @@ from agentloop._common.values import Value
 from agentloop._concurrency.beside import beside
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState
-from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
-from agentloop._engine.runtime.callbacks import call_user, log_error
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry
+from agentloop._engine.calls.tool_context import tool_context
+from agentloop._engine.runtime.callbacks import log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
+from agentloop.config.policies import Ask, Decision, Deny, PendingCall
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Allow
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
-from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven
 from agentloop.tools import FunctionTool
 
@@ -99,7 +100,9 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry) -> Disposition:
     assert tool is not None
     assert isinstance(planned, Execute)
     try:
-        decided = await _Decision(run, call, tool, run.state.calls[call.call_id], planned.arguments).make()
+        state, key = run.state.calls[call.call_id], tool.lookup_key
+        held = (run.agent_key, key, None if run.view is None else run.view.sourced.get(key))
+        decided = await _Decision(run, call, tool, state, held, planned.arguments).make()
         cancelled = call.call_id in run.state.cancel_requests
         if call.kind == "approval" and isinstance(decided, Execute) and not cancelled:
             # The verdict goes to the provider, which runs it.
@@ -123,11 +126,11 @@ class _Decision(msgspec.Struct, eq=False):
     call: ToolCall
     tool: FunctionTool
     state: CallState
+    held: tuple[str, str, str | None]
+    """The agent, its tool, and for a tool of a source the definition: these a verdict holds for."""
     arguments: Arguments
     verdict: VerdictGiven | None = None
     wanted: _ApprovalWanted | None = None
-    digest: str | None = None
-    """The digest of the arguments, once it was asked for."""
 
     async def make(self) -> Disposition:
         """Return the disposition of the call: run it, answer it with a refusal, or wait for a verdict.
@@ -136,27 +139,28 @@ class _Decision(msgspec.Struct, eq=False):
         say where a verdict applies.
         """
         self._take_earlier_arguments()
-        for step in (self._run_policies, self._judge_before_request, self._ask):
-            if (decided := await step()) is not None:
-                return decided
+        decided: Disposition | None = await self._run_policies()
+        for step in (self._judge_before_request, self._ask):
+            if decided is None and self._take_verdict() is None:
+                decided = await step()
+        if decided is not None:
+            return decided
         if self.verdict is not None and not self.verdict.approved:
             return _make_refusal(self.verdict.message, self.call, "approval")
         return Execute(self.arguments)
 
     async def _judge_before_request(self) -> Disposition | None:
-        if self._has_verdict():
-            return None
-        if self._is_requested():
+        request = self.state.approval
+        if request is not None and (*_held_by(request), request.digest) == (*self.held, self._digest()):
             return AwaitVerdict(self.arguments)  # requested in an earlier run segment, and no verdict was given
         if not self.run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
             return None
-        return await self._run_guardrails() if self._may_ask() else Execute(self.arguments)
+        asks = self.wanted is not None or self.tool.needs_approval is not False or _was_asked(self.run, self.call)
+        return await self._run_guardrails() if asks else Execute(self.arguments)  # else right before the body
 
     async def _ask(self) -> AwaitVerdict | None:
-        if self._has_verdict():
-            return None
         needed = self.wanted is not None or _was_asked(self.run, self.call) or await self._needs_approval()
-        if self._has_verdict() or not needed or self.call.call_id in self.run.state.cancel_requests:
+        if self._take_verdict() is not None or not needed or self.call.call_id in self.run.state.cancel_requests:
             return None
         return AwaitVerdict(self.arguments, self._make_request())
 
@@ -164,21 +168,17 @@ class _Decision(msgspec.Struct, eq=False):
         """Continue with the arguments that were shown to the approver, or that the approver gave."""
         request = self.state.approval
         if request is not None and request.arguments is not None:
-            self._read_arguments(request.arguments)
+            self.arguments = self.run.read_arguments(self.tool, request.arguments)
         verdict = self._take_verdict()
         if verdict is not None and verdict.approved and verdict.arguments is not None:
-            self._read_arguments(verdict.arguments)
-
-    def _read_arguments(self, text: str) -> None:
-        config = self.run.settings.config
-        self.arguments, self.digest = read_arguments(self.tool, text, config.json_limits, config.converter), None
+            self.arguments = self.run.read_arguments(self.tool, verdict.arguments)
 
     async def _run_policies(self) -> Answer | None:
         """Run the policies on the arguments; return the refusal if one denies them, else keep what they want."""
         if self.verdict is None:
             tree = self.run.tree
             tree.open_requests = tree.open_requests or {}
-            tree.open_requests[self.run.path, self.call.call_id] = self._make_request()
+            tree.open_requests[self.run.path, self.call.call_id] = self._make_request
         decision = await _run_policies(self.run, self.call, self.tool, self.arguments)
         if isinstance(decision, Deny):
             return _make_denial(self.run, self.call, decision)
@@ -188,23 +188,20 @@ class _Decision(msgspec.Struct, eq=False):
     async def _run_guardrails(self) -> Answer | None:
         """Run the input guardrails, and the policies again on arguments that they rewrite; return a refusal, or None.
 
+        The guardrails run again right before the body.
         Other arguments are another invocation: decisions on the first ones don't apply to it.
         """
-        from agentloop._engine.calls.tool_guardrails import judge_before_approval
+        from agentloop._engine.calls.tool_guardrails import judge_input
 
-        judged = await judge_before_approval(self.run, self.call, self.tool, self.arguments)
+        context = tool_context(self.run, self.call, self.tool, self.arguments.text)
+        judged = await judge_input(self.run, self.call, self.tool, self.arguments, context)
         if isinstance(judged, CallOutcome):
             return Answer(judged)
         if judged is None:
             return None
-        self._read_arguments(judged)
+        self.arguments = self.run.read_arguments(self.tool, judged)
         self.wanted = None
         return await self._run_policies()
-
-    def _may_ask(self) -> bool:
-        """Tell whether the call may still wait for a verdict: else no guardrail has to run before one."""
-        asks = self.wanted is not None or self.tool.needs_approval is not False
-        return asks or _was_asked(self.run, self.call)
 
     async def _needs_approval(self) -> bool:
         run, needs, parsed, call_id = self.run, self.tool.needs_approval, self.arguments.parsed, self.call.call_id
@@ -212,13 +209,11 @@ class _Decision(msgspec.Struct, eq=False):
             return needs
         if parsed is None:
             return True  # a callable can't judge arguments that don't parse
-        return bool(
-            await run.call_callback("needs_approval", call_id, lambda: call_user(needs, run.context, parsed, call_id))
-        )
+        return bool(await run.ask("needs_approval", call_id, needs, run.context, parsed, call_id))
 
     def _make_request(self) -> ApprovalRequested:
         wanted, text = self.wanted, self.arguments.text
-        agent, tool, definition = self._key()
+        agent, tool, definition = self.held
         return ApprovalRequested(
             *self.run.here(),
             self.call.call_id,
@@ -231,50 +226,32 @@ class _Decision(msgspec.Struct, eq=False):
             definition=definition,
         )
 
-    def _key(self) -> tuple[str, str, str | None]:
-        """Return what a verdict holds for: the agent, its tool, and for a tool of a source the definition."""
-        view, key = self.run.view, self.tool.lookup_key
-        return self.run.agent_key, key, None if view is None else view.sourced.get(key)
-
     def _digest(self) -> str:
         """Return the digest of the arguments; for a text with withheld parts, the one that the log still has."""
         request, text = self.state.approval, self.arguments.text
         if request is not None and isinstance(text, WithheldText):
             return request.digest
-        if self.digest is None:
-            self.digest = arguments_digest(text, self.run.settings.config.json_limits)
-        return self.digest
-
-    def _is_requested(self) -> bool:
-        """Tell whether the recorded request for approval equals the one that would be made now."""
-        request = self.state.approval
-        return request is not None and (*_held_by(request), request.digest) == (*self._key(), self._digest())
-
-    def _has_verdict(self) -> bool:
-        """Tell whether a verdict applies: one for just this call, or for all of the agent's calls to the tool."""
-        if self.verdict is None:
-            self._take_verdict()
-        return self.verdict is not None
+        return arguments_digest(text, self.run.settings.config.json_limits)
 
     def _take_verdict(self) -> VerdictGiven | None:
-        """Take the verdict that applies, and return it. From now on no other one can take its place."""
-        self.verdict = self._find_verdict()
-        if self.verdict is not None:
+        """Return the verdict that applies: one for just this call, or for all of the agent's calls to the tool.
+
+        From now on no other one can take its place.
+        """
+        if self.verdict is None and (found := self._find_verdict()) is not None:
+            self.verdict = found
             _act_on_verdict(self.run, self.call.call_id)
         return self.verdict
 
     def _find_verdict(self) -> VerdictGiven | None:
-        given, sticky = self.state.verdict, self.run.state.sticky
-        if given is None and not sticky:
-            return None
-        key = self._key()
-        if given is not None and _held_by(given) == key:
+        given = self.state.verdict
+        if given is not None and _held_by(given) == self.held:
             digest, limits = self._digest(), self.run.settings.config.json_limits
             if digest == given.digest:
                 return given
             if given.arguments is not None and arguments_digest(given.arguments, limits) == digest:
                 return given
-        found = sticky.get(key)
+        found = self.run.state.sticky.get(self.held)
         # Edited arguments apply only to the one call they were given for.
         return found if found is None or found.arguments is None else found.replace(arguments=None)
 
@@ -289,8 +266,6 @@ async def denial(run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Ar
     A policy that only wants an approval has no effect here: the call has passed its approval, and the guardrail that
     rewrote it is the tool's own.
     """
-    if not run.policies:
-        return None
     decision = await _run_policies(run, call, tool, arguments)
     return _make_denial(run, call, decision).outcome if isinstance(decision, Deny) else None
 
@@ -348,7 +323,7 @@ async def _run_policy(run: LiveRun, key: str, policy: Any, pending: PendingCall)
     redact = run.redacts_errors_of(pending.call)
     try:
         form = partial(_format_decision, redact=redact)
-        decision = await run.call_callback("policy", key, lambda: call_user(policy.decide, pending), to_plain=form)
+        decision = await run.ask("policy", key, policy.decide, pending, to_plain=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
         if redact and isinstance(decision, Ask) and decision.reason is not None:

@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Iterable, Sequence
-from contextvars import Context
-from functools import cached_property
+from contextvars import copy_context
 
 import anyio
 
-from agentloop._common.empty_containers import append_to
+from agentloop._common.empty_containers import NO_DICT, append_to
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import is_cancelled_around, unexpected_cancellation
 from agentloop._concurrency.nursery import new_nursery
@@ -43,11 +42,12 @@ from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.live_call import FIRST, CancelRequest, Earlier, LiveCall, Step
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.calls.steps import STEPS
+from agentloop._engine.runtime.callbacks import find_tool_hooks
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import NO_QUEUE, CapQueue, Dispatcher, Queue
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import StillRunning
-from agentloop.items import Item, ToolCall
+from agentloop.items import ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallSettled
@@ -63,13 +63,17 @@ class Batch:
     All methods but `end_cancelled` are synchronous: no other task sees a half-done step.
     """
 
-    def __init__(self, run: LiveRun, plan: Plan, *, sequential: bool, context: Context) -> None:
+    in_background = False
+    """True if its calls have settled: what they give are results, and no outcomes."""
+
+    def __init__(self, run: LiveRun, plan: Plan) -> None:
         self.run = run
         self.execution = run.settings.config.tool_execution
         self.calls: dict[str, LiveCall] = {}
         """The calls without an outcome, by id, in model order."""
-        self.answers: Sequence[PlanEntry] = ()
+        self.answers: list[tuple[ToolCall, Answer]] = []
         self.failures: Sequence[Failure] = ()
+        self._opened = False
         self.halted = False
         self.stopped: Cause | None = None
         self.stopped_by_call: str | None = None
@@ -78,17 +82,16 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self._lose_task, context)
-        self._opened = False
+        self.nursery = new_nursery(self._lose_task, copy_context())
         self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None
         self.unsettled = 0
         """The number of calls without an outcome that are not paused."""
-        self._equal: dict[str, list[LiveCall]] | None = None
+        self._equal: dict[str, list[LiveCall]] = NO_DICT
         self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
-        self.hooks = run.find_tool_hooks()
-        self._gate = self._choose_gate(plan, sequential=sequential)
+        self.hooks = find_tool_hooks(run.settings.hooks, run.agent.hooks)
+        self._gate: Limit | None = None
         self.waiting: Queue = NO_QUEUE
         """The calls that wait for room."""
         self._dispatcher: Dispatcher | None = None
@@ -105,12 +108,8 @@ class Batch:
         self._sleeps_until = math.inf
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
-        self._build(plan, sequential)
-
-    @cached_property
-    def conversation(self) -> Sequence[Item]:
-        """The run's conversation, made once for all calls of the batch, at first use."""
-        return self.run.conversation
+        if plan:
+            self._build(plan)
 
     def room(self) -> None:
         """Admit the calls that waited for the stream's consumer, which has caught up."""
@@ -120,37 +119,45 @@ class Batch:
 
     # -- building
 
-    def _build(self, plan: Plan, sequential: bool) -> None:
+    def _build(self, plan: Plan) -> None:
         """Cut the plan into segments: an exclusive call, and each call of a sequential turn, is one by itself.
 
         Segments, and not a lock: a permit is given back when the body ends, and "after the earlier calls" means
         settled, output guardrails included.
         """
+        sequential = (self.execution.mode or self.run.agent.tool_execution) == "sequential"
+        self._gate = self._choose_gate(plan, sequential=sequential)
         base = self._limits_of_all(len(plan))
         groups: dict[str, Limit] = {}
         tools: dict[FunctionTool, tuple[CallSteps[Step], tuple[Limit, ...]]] = {}
-        answers: list[PlanEntry] = []
         segments: list[list[LiveCall]] = []
         ends_segment = True
         for entry in plan:
-            tool, disposition = entry.tool, entry.disposition
+            call, tool, disposition = entry.call, entry.tool, entry.disposition
             if isinstance(disposition, AwaitVerdict):
                 continue
-            if tool is None or isinstance(disposition, Answer):
-                answers.append(entry)
+            if isinstance(disposition, Answer):
+                self.answers.append((call, disposition))
                 continue
+            assert tool is not None  # else there is an answer
             if (known := tools.get(tool)) is None:
                 known = tools[tool] = self._find_steps(tool, self._needs), _limits_of(tool, base, groups)
+            (steps, limits), given = known, disposition.arguments
+            if given.fault is not None:
+                steps = self._find_steps(tool, self._needs.replace(fits=False))
+            live = LiveCall(self.run, self, entry.index, call, tool, steps, given, limits)
+            if not isinstance(disposition, Replay):
+                self._restore_earlier(live, disposition)
+            self.calls[call.call_id] = live
             alone = sequential or tool.exclusive
             if alone or ends_segment:
                 segments.append([])
-            segments[-1].append(self._add_call(entry, tool, disposition, *known))
+            segments[-1].append(live)
             ends_segment = alone
         segments.reverse()
         self._segments = segments
-        self.answers = answers or ()
-        self.unsettled = len(self.calls) + len(self.answers)
         self.run.tree.calls[self.run.state.path] = self.calls
+        self.unsettled = len(self.calls)
         self._choose_queue(base, [limits for _, limits in tools.values()])
 
     def _limits_of_all(self, calls: int) -> tuple[Limit, ...]:
@@ -170,23 +177,6 @@ class Batch:
         waits = sequential or (cap is not None and cap < len(plan)) or [entry for entry in plan if _may_wait(entry)]
         return events.new_gate() if waits or not events.has_room_for(len(plan)) else None
 
-    def _add_call(
-        self,
-        entry: PlanEntry,
-        tool: FunctionTool,
-        disposition: Execute | Deliver | Replay,
-        steps: CallSteps[Step],
-        limits: tuple[Limit, ...],
-    ) -> LiveCall:
-        call, given = entry.call, disposition.arguments
-        if given.fault is not None:
-            steps = self._find_steps(tool, self._needs.replace(fits=False))
-        live = LiveCall(self.run, self, entry.index, call, tool, steps, given, limits)
-        if type(disposition) is not Execute or disposition.attempt > 1 or disposition.resumed:
-            self._restore_earlier(live, disposition)
-        self.calls[call.call_id] = live
-        return live
-
     def _find_steps(self, tool: FunctionTool, needs: CallNeeds) -> CallSteps[Step]:
         """Return the steps of a call of *tool* with these *needs*, chosen at the first such call of the agent."""
         assert self.run.view is not None  # the plan is made by it
@@ -195,12 +185,9 @@ class Batch:
             steps = known[tool, needs] = choose(tool, needs, STEPS)
         return steps
 
-    def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
-        """Restore into *live* the state that earlier run segments left of the call."""
-        if isinstance(disposition, Replay):
-            return
-        state = self.run.state.calls[live.call_id]
-        attempt = disposition.attempt
+    def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver) -> None:
+        """Restore into *live* the state that earlier run segments left of the call, if it was in one."""
+        state, attempt = self.run.state.calls[live.call.call_id], disposition.attempt
         if isinstance(disposition, Deliver):
             live.earlier = Earlier(attempt, state.cut is None, disposition.body)
         elif attempt > 1 or disposition.resumed:
@@ -219,12 +206,15 @@ class Batch:
             if base and cap is not None:
                 self.waiting = CapQueue(cap, base[0].name_shown)
             return
-        shared, bound = self.run.tree.shared, False
-        for live in self.calls.values():
-            for limit in live.tool.capacity:
-                bound = True
-                limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
-        self.waiting = self._dispatcher = shared.pump if bound else Dispatcher(self.nursery.now)
+        bound = self.bind_limits()
+        self.waiting = self._dispatcher = self.run.tree.shared.pump if bound else Dispatcher(self.nursery.now)
+
+    def bind_limits(self) -> bool:
+        """Bind the limits of the calls' tools to the event loop; tell whether there are any."""
+        shared, limits = self.run.tree.shared, [one for live in self.calls.values() for one in live.tool.capacity]
+        for limit in limits:
+            limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
+        return bool(limits)
 
     # -- running
 
@@ -243,17 +233,17 @@ class Batch:
         self._next_segment()
 
     def spawn(self, live: LiveCall) -> None:
-        """Start a task of *live*, in a copy of the turn's context, or for the call's rest of that one's own."""
-        live.begun, rest = False, live.rest
-        if rest is None:
+        """Start a task of *live*, in a copy of the turn's context, or of the call's own."""
+        live.begun = False
+        if live.rest is None:
             live.scope = self.nursery.new_scope()
             live.clock = self.nursery.now()
-            if live.steps.before and live.tool.runs_in_thread:
+            if live.steps.before and live.tool.runs_in_thread and live.place is None:
                 self.run.settings.threads.join(live)
         path, call_id = self.run.state.path, live.call.call_id
         place = "/".join((*path, call_id)) if path else call_id
         name = f"agentloop call {live.tool.name} {place}"
-        self.nursery.start(run_call, live, name, None if rest is None else rest.context)
+        self.nursery.start(run_call, live, name, live.task_context)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
@@ -273,8 +263,7 @@ class Batch:
         if source is not None:
             self._settle_replayed(live, source)
             return True
-        if self._equal is None:
-            self._equal = {}
+        self._equal = self._equal or {}
         equal = self._equal.setdefault(key, [])
         equal.append(live)
         return equal[0] is not live
@@ -297,8 +286,8 @@ class Batch:
 
     def _promote_follower(self, key: str, leader: LiveCall) -> None:
         """Let the first follower of *key* lead, since *leader* has no output to share."""
-        equal = self._equal.get(key) if self._equal is not None else None
-        if self._equal is None or equal is None or equal[0] is not leader:
+        equal = self._equal.get(key)
+        if equal is None or equal[0] is not leader:
             return
         del self._equal[key]
         waiting = [live for live in equal if live.may_start]
@@ -334,21 +323,13 @@ class Batch:
         Synchronous, so that a finished effect is never lost to a cancellation. *summary* is the one of the outcome's
         error, if the caller knows it.
         """
-        body, given = live.body, live.arguments
-        unstarted = body is None or body.started_at is None
         # Made before anything changes: if it fails, the call is still unsettled and its task settles it as failed.
-        record = self._make_record(
-            live.call,
-            live.tool.name,
-            outcome,
-            live.earlier.attempt,
-            None if body is None else body.ended_at,
-            given.receipt,
-            given.text if unstarted and given.text != live.call.arguments else None,
-            summary,
-        )
+        record = self._make_record(live, outcome, summary)
         live.to("settled")
-        self.run.tree.log.append(record)
+        if record is not None:
+            self.run.tree.log.append(record)
+        if live.successor is not None and self.run.background is not None:
+            self.run.background.begin(live.successor, begins=outcome.status == "succeeded")
         self.unsettled -= 1
         if failure is not None:
             self.fail(failure)
@@ -356,8 +337,8 @@ class Batch:
             live.release_permit()
         live.context = live.ticket = None  # both hold the call
         del self.calls[live.call.call_id]
-        if given.receipt is not None:
-            self._share_outcome(given.receipt, live, outcome)
+        if live.arguments.receipt is not None:
+            self._share_outcome(live.arguments.receipt, live, outcome)
         self._leave_segment(live)
 
     def _leave_segment(self, live: LiveCall) -> None:
@@ -375,28 +356,28 @@ class Batch:
         self.halt()
         self.nursery.ring()
 
-    def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
+    def answer(self, call: ToolCall, answer: Answer, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
-        assert isinstance(entry.disposition, Answer)
         outcome = outcome.replace(output=cut_output(outcome.output, self.execution.max_output_chars))
-        self.run.tree.log.append(self._make_record(entry.call, entry.call.name, outcome, entry.disposition.attempt))
-        self.unsettled -= 1
+        where, attempt = self.run.here(), answer.attempt
+        error = None if outcome.error is None else error_summary(outcome.error)
+        self.run.tree.log.append(CallSettled(*where, call.call_id, call.name, outcome, attempt=attempt, error=error))
 
-    def _make_record(
-        self,
-        call: ToolCall,
-        tool: str,
-        outcome: CallOutcome,
-        attempt: int,
-        body_ended_at: float | None = None,
-        receipt: str | None = None,
-        arguments: str | None = None,
-        summary: str | None = None,
-    ) -> CallSettled:
-        error = None if outcome.error is None else summary or error_summary(outcome.error)
-        state, at = self.run.state, self.run.tree.log.wall()
-        path, turn, call_id = state.path, state.turn, call.call_id
-        return CallSettled(path, turn, at, call_id, tool, outcome, body_ended_at, receipt, arguments, attempt, error)
+    def _make_record(self, live: LiveCall, outcome: CallOutcome, summary: str | None = None) -> CallSettled:
+        body, given, is_background = live.body, live.arguments, live.successor is not None
+        unstarted = body is None or body.started_at is None
+        return CallSettled(
+            *self.run.here(),
+            live.call.call_id,
+            live.tool.name,
+            outcome,
+            None if body is None else body.ended_at,
+            None if is_background else given.receipt,
+            given.text if unstarted and given.text != live.call.arguments else None,
+            live.earlier.attempt,
+            None if outcome.error is None else summary or error_summary(outcome.error),
+            is_background and outcome.status == "succeeded",
+        )
 
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
@@ -415,13 +396,10 @@ class Batch:
         self.spawn(live)
 
     def _share_outcome(self, key: str, live: LiveCall, outcome: CallOutcome) -> None:
-        equal = self._equal.get(key) if self._equal is not None else None
-        if equal is None or equal[0] is not live:
-            return
         if outcome.status != "succeeded":
             self._promote_follower(key, live)
             return
-        for follower in equal[1:]:
+        for follower in self._equal.get(key, ())[1:]:
             if follower.may_start and not self.halted:
                 self._settle_replayed(follower, live.call_id)
 
@@ -491,7 +469,7 @@ class Batch:
         """
         if live.phase != "waiting" or live.earlier is not FIRST:
             return False
-        return self._equal is None or live not in self._equal.get(live.arguments.receipt or "", ())[1:]
+        return live not in self._equal.get(live.arguments.receipt or "", ())[1:]
 
     def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
         """Settle a call whose task has ended without settling it, or will never begin; *failure* ended the task.
@@ -515,6 +493,8 @@ class Batch:
                 live.to("settled")
                 self.unsettled -= 1
                 del self.calls[live.call_id]
+            if live.successor is not None:
+                live.successor.release_all()
             self.fail(failure or Failure(index=live.index, call_id=live.call_id, error=error, phase="post"))
         live.release_all()
 
@@ -547,7 +527,7 @@ class Batch:
             if live.phase not in ("settled", "paused"):
                 outcome = live.cut("parent")
                 live.to("settled")
-                log.append(self._make_record(live.call, live.tool.name, outcome, live.earlier.attempt))
+                log.append(self._make_record(live, outcome))
 
     # -- the owner
 
@@ -560,8 +540,7 @@ class Batch:
             self.step()
         if not self.unsettled:
             return None
-        timed = self.stopped is not None or self._dispatcher is not None or self.execution.queue_timeout is not None
-        return self.nursery.wait(self._next_wake_time() if timed else math.inf)
+        return self.nursery.wait(self._next_wake_time())
 
     def step(self) -> None:
         """Cancel the others when one call's failure will be raised, report what runs too long, admit what waited."""
@@ -569,8 +548,7 @@ class Batch:
             self._report_running()
         if self.failures:
             self.stop("sibling")
-        if self.execution.queue_timeout is not None:
-            self._expire_waiting()
+        self._expire_waiting()
         if self._dispatcher is not None:
             self._dispatcher.pump()
 
@@ -595,19 +573,17 @@ class Batch:
 
     def _next_wake_time(self) -> float:
         """Return the time on the loop's clock at which the owner has something to do although no call has settled."""
-        self._sleeps_until = until = self._find_wake_time()
-        return until
-
-    def _find_wake_time(self) -> float:
         if self.stopped is not None:
             deadline, now = self.run.cleanup.deadline, anyio.current_time()
-            return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
-        limit = self.execution.queue_timeout
-        expiry = math.inf
-        if limit is not None and not self.halted and any(map(self._can_expire, self.calls.values())):
-            expiry = self._opened_at + limit
-        room = math.inf if self._dispatcher is None else self._dispatcher.alarm_of(self._wake_for)
-        return min(expiry, room) + CLOCK_SLACK
+            until = now + 1.0 if deadline is None else max(deadline, self._report_next)
+        else:
+            limit, until = self.execution.queue_timeout, math.inf
+            if limit is not None and not self.halted and any(map(self._can_expire, self.calls.values())):
+                until = self._opened_at + limit
+            if self._dispatcher is not None:
+                until = min(until, self._dispatcher.alarm_of(self._wake_for))
+        self._sleeps_until = until + CLOCK_SLACK
+        return self._sleeps_until
 
     def _report_running(self) -> None:
         """Report each call that runs past the cleanup deadline, at most once a second; settle those not begun."""
@@ -640,10 +616,9 @@ class Batch:
             return
         self._leave_dispatcher()
         self.halt()
-        for entry in self.answers:
-            if self.run.state.calls[entry.call.call_id].outcome is None:
-                assert isinstance(entry.disposition, Answer)
-                self.answer(entry, entry.disposition.outcome)
+        for call, answer in self.answers:
+            if self.run.state.calls[call.call_id].outcome is None:
+                self.answer(call, answer, answer.outcome)
         for live in list(self.calls.values()):
             if live.phase == "waiting":
                 self.settle(live, live.cut(cancel_source(self.run)))
@@ -653,7 +628,8 @@ class Batch:
             live.context = live.ticket = None
         self.run.tree.calls.pop(self.run.state.path, None)
         self.calls.clear()  # they hold calls, which hold the batch
-        self._segments = self._current = self._equal = None
+        self._segments = self._current = None
+        self._equal = NO_DICT
 
     def raise_failure(self, *, fatal: bool = False) -> None:
         """Raise the chosen failure of the batch, if it has one; with *fatal* only one that isn't an Exception, as such

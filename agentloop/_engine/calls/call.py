@@ -26,6 +26,7 @@ cancellation was requested in the same step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
@@ -48,7 +49,7 @@ from agentloop._concurrency.backend import (
 )
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.failure_choice import Failure
-from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall, Rest
+from agentloop._engine.calls.live_call import BodyState, LiveCall
 from agentloop._engine.calls.outcome import Draft, draft_outcome, make_failure, record_body_end
 from agentloop._engine.calls.steps import call_body, record_start
 from agentloop._engine.calls.tool_context import call_context
@@ -63,8 +64,8 @@ from agentloop.tools import PythonBody, ToolSearch
 # We compare classes of body results: `isinstance` takes 0.17 µs for each class of a Struct that doesn't fit.
 _OWN_ENDS = frozenset({end.Returned, end.Raised, end.Cancelled})
 """The body results of a body that came to its own end."""
-_ENDS_OF_ANSWERS = frozenset({end.Paused, end.TimedOut})
-"""The body results that a nested run, or the answer to a call, gives in place of a value."""
+_ENDS_OF_ANSWERS = frozenset({end.Paused, end.TimedOut, end.Refused})
+"""The body results that a nested run, the answer to a call, or the lack of a thread gives in place of a value."""
 _WITHOUT_BODY_END = frozenset({end.RunEnding, end.Paused, end.Deferred})
 _ASKS_AGAIN = "run_llm_again"
 """The `tool_use_behavior` with which a tool's output never ends the run."""
@@ -79,12 +80,13 @@ async def run_call(live: LiveCall) -> None:
     if live.begun:  # the owner has settled the call, or another of its tasks has begun
         return
     live.begun, rest, live.rest = True, live.rest, None
+    live.task_context = None  # a variable in it may hold the call
     nursery = live.batch.nursery
     task = None if nursery.on_trio else own_task()
     failure: Failure | None = None
     try:
         try:
-            await (_conclude(live, await _reach_end(live, task)) if rest is None else rest.do())
+            await (_conclude(live, await _reach_end(live, task)) if rest is None else rest())
         except cancelled_types() as cancelled:
             if await _outlast(live, cancelled):  # noqa: ASYNC120 - shielded inside, and the cancellation continues
                 raise
@@ -136,8 +138,11 @@ async def _reach_end(live: LiveCall, task: object) -> end.Ending:
                 result = _classify(live, error)
                 if result is None or is_closing(task):
                     raise
-    except cancelled_types():  # noqa: ASYNC103 - of the run, by which the call settles
-        result = _end_past_scope(live, result)
+    except cancelled_types():  # noqa: ASYNC103 - of the run, by which the call settles, unless it is spurious
+        if live.batch.nursery.is_ending() or is_cancelled_around():
+            result = end.RunEnding()
+        else:
+            uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     except Exception as error:  # beside a cancellation that the scope took, or of a body's broken scopes
         result = end.Raised(error)
     ended = _end_body(live, result)
@@ -160,28 +165,37 @@ async def _take_steps(live: LiveCall) -> end.Ending:
         record_start(live)
         for step in live.steps.starts:
             await step(live)
+    if live.tool.background and not live.batch.in_background:
+        return await _settle_now(live)
     live.to("body")
-    if live.steps.limits is not None:
-        _start_timer(live)
+    if (limits := live.steps.limits) is not None:  # not before the start hooks have run
+        assert live.body is not None
+        now = live.body.began = live.body.idle_since = live.batch.nursery.now()
+        # Not read back from the scope, which shows the run's deadline if that is earlier.
+        live.body.ends_at = live.scope.deadline = limits.end(now, now)
     value = await call_body(live)
     return value if type(value) in _ENDS_OF_ANSWERS else end.Returned(value)
 
 
-def _start_timer(live: LiveCall) -> None:
-    """Start the clocks of `timeout` and `idle_timeout`; not before the start hooks have run."""
-    assert live.steps.limits is not None
-    assert live.body is not None
-    now = live.batch.nursery.now()
-    # Not read back from the scope, which shows the run's deadline if that is earlier.
-    ends_at = live.scope.deadline = live.steps.limits.end(now, now)
-    live.body.timer = BodyClock(now, now, ends_at)
+async def _settle_now(live: LiveCall) -> end.Refused:
+    """Return the end of a background call, whose body begins in the step in which the call settles. Never waits.
+
+    But in a replay, which has no body, it waits until the log shows what became of the call.
+    """
+    background = live.run.background
+    assert background is not None  # opened for the plan that has the call
+    if live.run.tree.log.replays:
+        await call_body(live)
+    background.take_over(live)
+    text = f"Tool '{live.tool.name}' runs in the background. The result of call {live.call_id} comes as a message."
+    return end.Refused(CallOutcome(status="succeeded", output=text))
 
 
 def _restore_end(live: LiveCall, body: BodyEnded) -> end.Ending:
     """Return the body result that an earlier run segment recorded; it ended before the call had settled."""
     live.body = BodyState(None, finished=True)
     if body.failed:
-        # A fatal error is no output of the body: the tool's failure policy must not answer it.
+        # A fatal error is not an output of the body: the tool's failure policy must not answer it.
         summary = body.error or "the body failed"
         kind, message = summary_parts(body.details or summary)
         if kind == OutcomeUnknown.__name__ and not body.fatal:
@@ -196,21 +210,11 @@ def _restore_end(live: LiveCall, body: BodyEnded) -> end.Ending:
 
 def _classify(live: LiveCall, error: BaseException) -> end.Ending | None:
     """Return the body result that *error* means; None if a scope or the end of the run decides. Within the scope."""
-    if isinstance(error, cancelled_types()) and live.batch.nursery.is_ending():
-        return None  # as `classify` would find with more effort
     result = end.classify(error)
     if isinstance(result, end.Cancelled):
         uncancel_to(0)
     if isinstance(result, end.Raised) and (live.phase != "body" or is_fatal(result.error)):
         return end.Raised(result.error, "around")
-    return result
-
-
-def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | None:
-    """Return the body result where a cancellation has left the call's scope: it is the run's, unless it is spurious."""
-    if live.batch.nursery.is_ending() or is_cancelled_around():
-        return end.RunEnding()
-    uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     return result
 
 
@@ -221,7 +225,7 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
         return result
     if result is None and live.batch.nursery.is_ending():
         return end.RunEnding()  # on asyncio our scope caught it
-    if type(result) is end.Raised:
+    if type(result) is end.Raised and result.error is not live.arguments.fault:  # which the model may hear of
         live.redact_error(result.error)
         if live.batch.nursery.is_ending():
             record_end(live.run)
@@ -236,17 +240,16 @@ def _note_end(live: LiveCall, result: end.Ending | None) -> bool:
     """
     body = live.body
     assert body is not None
-    late = body.timer is not None and live.batch.nursery.now() >= body.timer.ends_at
+    late = body.ends_at < math.inf and live.batch.nursery.now() >= body.ends_at
     body.ended_at = live.run.tree.log.wall()
-    body.gave_secret = type(result) is end.Returned and live.tool.secret_output
-    if type(result) is end.Raised or (type(result) is end.Returned and (late or _may_end_run(live, result.value))):
+    if type(result) is end.Raised:
         record_body_end(live, result)
+    elif type(result) is end.Returned:
+        body.gave_secret = live.tool.secret_output
+        # The log needs a value as it is that isn't text and may be the run's final output.
+        if late or (not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN):
+            record_body_end(live, result)
     return late
-
-
-def _may_end_run(live: LiveCall, value: object) -> bool:
-    """Tell whether *value* is not a text and may be the run's final output: the log then needs it as it is."""
-    return not isinstance(value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN
 
 
 def _decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
@@ -287,16 +290,16 @@ def _end_cancelled(live: LiveCall, error: BaseException | None = None) -> end.En
 
     *error* is the error of the body's cleanup, if it had one.
     """
-    request, timer, limits = live.cancelled, live.timer, live.steps.limits
+    request, body, limits = live.cancelled, live.body, live.steps.limits
     if request is not None:
         if request.cause == "sibling":
             return end.Cancelled("sibling", "another call failed", error)
         return end.Cancelled("caller", request.reason or "cancelled by the application")
-    if timer is None or limits is None:
+    if body is None or limits is None or body.ends_at == math.inf:
         return end.TimedOut(live.tool.timeout or 0.0)
-    if live.body is not None and live.body.started_at is not None:
-        live.note_cancelled(live.body.started_at + timer.ends_at - live.clock)
-    return end.TimedOut(limits.passed(timer.idle_since, timer.ends_at))
+    if body.started_at is not None:
+        live.note_cancelled(body.started_at + body.ends_at - live.clock)
+    return end.TimedOut(limits.passed(body.idle_since, body.ends_at))
 
 
 # -- steps 13 to 17
@@ -343,7 +346,7 @@ async def _finish_apart(live: LiveCall, rest: Callable[[], Awaitable[None]]) -> 
     else:
         if nursery.is_group:  # it would be cancelled with a task that ends as cancelled
             await drop_native_cancel()
-        live.rest, live.begun = Rest(rest, copy_context()), False
+        live.rest, live.task_context, live.begun = rest, copy_context(), False
 
 
 def _give_way(live: LiveCall, ended: end.Ending, draft: Draft) -> None:

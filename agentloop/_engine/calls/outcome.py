@@ -66,8 +66,6 @@ def draft_outcome(live: LiveCall, ended: end.Ending) -> Draft:
             return Draft(outcome, steps=steps.stores)
         case end.Raised():
             return _draft_raised(live, ended)
-        case end.Faulty(error):
-            return draft_failure(live, "failed", error)
         case end.TimedOut(seconds):
             return _draft_timeout(live, seconds)
         case end.Cancelled():
@@ -81,18 +79,12 @@ def draft_outcome(live: LiveCall, ended: end.Ending) -> Draft:
 
 def _draft_raised(live: LiveCall, ended: end.Raised) -> Draft:
     error, recorded = ended.error, live.run.state.calls[live.call_id].body
-    summary = None if recorded is None else recorded.error
-    if is_in_doubt(live, ended):
-        return _draft_doubt(live, error)
     if ended.where == "around" or not isinstance(error, Exception):
         return _raise(live, CallOutcome(status="failed", error=error))
-    return draft_failure(live, "failed", error, summary)
-
-
-def is_in_doubt(live: LiveCall, ended: end.Raised) -> bool:
-    """Tell whether the body said that it can't tell whether it took effect. A nested run is never in doubt."""
-    said = isinstance(ended.error, OutcomeUnknown) and ended.where == "body"
-    return said and not isinstance(live.tool.body, AgentCall)
+    # A nested run is never in doubt.
+    if isinstance(error, OutcomeUnknown) and not isinstance(live.tool.body, AgentCall):
+        return _draft_doubt(live, error)
+    return draft_failure(live, "failed", error, None if recorded is None else recorded.error)
 
 
 def _draft_doubt(live: LiveCall, error: BaseException) -> Draft:
@@ -187,6 +179,8 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
 
 def record_body_end(live: LiveCall, result: end.Returned | end.Raised) -> None:
     """Append `BodyEnded`, so that a resumed run continues after the body. Called before anything that may wait."""
+    if live.batch.in_background:
+        return
     where, attempt = live.run.here(), live.earlier.attempt
     if isinstance(result, end.Raised):
         error, details = summary_and_details(result.error)

@@ -23,16 +23,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import partial
 from types import CoroutineType, coroutine
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from agentloop import effects as e
 from agentloop._common.errors import AnswerError, UnwritableValue
 from agentloop._common.failed_tool_text import tell_error
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._concurrency.interrupts import interruptible, uninterrupted
 from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
-from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.live_call import BodyState, LiveCall, Step
 from agentloop._engine.calls.outcome import Draft, draft_failure, tell
 from agentloop._engine.calls.output_text import cut_output, texts_of
@@ -40,15 +38,19 @@ from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_user, log_error, resolve
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.abc import effects as e
 from agentloop.context import ToolContext
-from agentloop.exceptions import OutcomeUnknown, UserTypeError
+from agentloop.exceptions import OutcomeUnknown, ToolOutputGuardrailTripwireTriggered, UserTypeError
+from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import AnswerRequested, CallStarted
-from agentloop.settings import ToolErrorArgs, ToolErrorFormatter
+from agentloop.settings import ToolErrorArgs
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, ExternalBody, PythonBody, RawBody, default_tool_error_function, may_run_again
 
 logger = logging.getLogger("agentloop")
+
+_ErrorKind: TypeAlias = Literal["tool_not_found", "approval_rejected", "tool_exception"]
 
 LONGEST_STEP = 0.2
 """Seconds that a step may take before it is worth a line."""
@@ -59,8 +61,8 @@ clock: Callable[[], float] = time.perf_counter
 # -- 8 and 9: before the start
 
 
-def _refuse(live: LiveCall, text: str) -> end.Refused:
-    return end.Refused(CallOutcome(status="skipped", output=text, ended_at=live.run.tree.log.wall()))
+def _refuse(text: str) -> end.Refused:
+    return end.Refused(CallOutcome(status="skipped", output=text))
 
 
 async def check_budget(live: LiveCall) -> end.Ending | None:
@@ -69,29 +71,19 @@ async def check_budget(live: LiveCall) -> end.Ending | None:
     if charge is not None and charge.error is not None:
         raise charge.error
     if charge is not None and charge.reservation is None:
-        return _refuse(live, f"Tool '{live.tool.name}' was not started: the run's budget is spent.")
+        return _refuse(f"Tool '{live.tool.name}' was not started: the run's budget is spent.")
     return None
 
 
 async def check_enabled(live: LiveCall) -> end.Ending | None:
     """End the call if its tool was removed or disabled while the call waited."""
-    if not (_is_exposed(live) and await _is_enabled(live)):
-        return _refuse(live, f"Tool '{live.tool.name}' is no longer available.")
+    run, call, fn = live.run, live.call, live.tool.is_enabled
+    is_exposed = run.view is None or find_tool(run.view.by_key, call.name, call.namespace) is live.tool
+    enabled = is_exposed and callable(fn) and await run.ask("is_enabled", live.call_id, fn, run.context, run.agent)
+    if not enabled:
+        return _refuse(f"Tool '{live.tool.name}' is no longer available.")
     await checkpoint_if_cancelled()  # a callback that shields itself may have hidden the end of the run
     return None
-
-
-def _is_exposed(live: LiveCall) -> bool:
-    """Tell whether the turn still has the tool."""
-    view, call = live.run.view, live.call
-    return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
-
-
-async def _is_enabled(live: LiveCall) -> bool:
-    run, fn = live.run, live.tool.is_enabled
-    if not callable(fn):
-        return False
-    return bool(await run.call_callback("is_enabled", live.call_id, lambda: call_user(fn, run.context, run.agent)))
 
 
 async def judge_input(live: LiveCall) -> end.Ending | None:
@@ -101,8 +93,6 @@ async def judge_input(live: LiveCall) -> end.Ending | None:
     judged = await judge(live.run, live.call, live.tool, live.arguments, call_context(live))
     if isinstance(judged, CallOutcome):
         return end.Refused(judged)
-    if isinstance(judged, Exception):
-        return end.Raised(judged, "around")
     ended = None if judged is None else await _rewrite(live, judged)
     if ended is None:
         await checkpoint_if_cancelled()  # as in `check_enabled`
@@ -113,10 +103,9 @@ async def _rewrite(live: LiveCall, text: str) -> end.Ending | None:
     """Give the call the arguments in *text*: they pass the policies again, and an equal call may have answered them."""
     from agentloop._engine.calls.approval import denial
 
-    config = live.run.settings.config
-    rewritten = read_arguments(live.tool, text, config.json_limits, config.converter)
+    rewritten = live.run.read_arguments(live.tool, text)
     if (denied := await denial(live.run, live.call, live.tool, rewritten)) is not None:
-        return end.Refused(denied.replace(ended_at=live.run.tree.log.wall()))
+        return end.Refused(denied)
     await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
     if not live.batch.rekey(live, rewritten):
         return end.Deferred()
@@ -127,14 +116,14 @@ async def _rewrite(live: LiveCall, text: str) -> end.Ending | None:
 async def check_arguments(live: LiveCall) -> end.Ending | None:
     """End the call if its arguments don't fit the tool."""
     fault = live.arguments.fault
-    return None if fault is None else end.Faulty(fault)
+    return None if fault is None else end.Raised(fault)
 
 
 async def take_thread(live: LiveCall) -> end.Ending | None:
     """Take a worker thread for a sync body; end the call if it would wait for one for ever."""
     place = await live.run.settings.threads.place(live, live.tool.name)
     if isinstance(place, str):
-        return _refuse(live, place)
+        return _refuse(place)
     live.place = place
     return None
 
@@ -293,6 +282,8 @@ def _call_raw(live: LiveCall, body: RawBody) -> Awaitable[Any]:
 
 @uninterrupted
 async def _call_in_thread(live: LiveCall, body: PythonBody) -> Any:
+    if live.place is None and (refused := await take_thread(live)) is not None:  # in the background, in a resumed run
+        return refused
     bound, place, context = live.arguments.bound, live.place, _context_for(live, body)
     assert bound is not None
     assert place is not None
@@ -356,41 +347,42 @@ async def extract_custom_data(live: LiveCall, draft: Draft) -> Draft:
     """Ask the application for its own data about the body's value."""
     fn = live.tool.custom_data_extractor
     assert fn is not None
-    extract = partial(call_user, fn, call_context(live), draft.outcome.value)
-    custom = await live.run.call_callback("custom_data_extractor", live.call_id, extract, record_answer=False)
+    context, value = call_context(live), draft.outcome.value
+    custom = await live.run.call_callback("custom_data_extractor", live.call_id, fn, context, value)
     return draft.replace(outcome=draft.outcome.replace(custom_data=custom))
 
 
 async def write_failure(live: LiveCall, draft: Draft) -> Draft:
     """Ask the application for the text that the model receives of an error; without one the run raises the error."""
     fn, error = live.tool.failure_error_function, draft.outcome.error
-    formatter = live.run.settings.config.tool_execution.error_formatter
+    formats = live.run.settings.config.tool_execution.error_formatter is not None
     is_usual = fn is default_tool_error_function and draft.outcome.status == "failed"
-    if formatter is not None and is_usual and isinstance(error, Exception):
-        usual, name = tell_error(live.tool.name, error), live.call.name
-        args = ToolErrorArgs(kind="tool_exception", tool=name, call_id=live.call_id, error=error, default=usual)
-        told = await format_tool_error(live.run, formatter, args, redact=live.redacts_errors)
-        return tell(live, draft, usual if told is None else told, secret=told is not None and live.redacts_errors)
+    if formats and is_usual and isinstance(error, Exception):
+        usual, redact = tell_error(live.tool.name, error), live.redacts_errors
+        told = await format_tool_error(live.run, "tool_exception", live.call, error, usual, redact=redact)
+        return tell(live, draft, usual if told is None else told, secret=told is not None and redact)
     text = await _ask(live, "failure_error_function", fn, draft)
     # A text of the application's own function may repeat a secret: only the model receives it.
     return tell(live, draft, text, secret=fn is not default_tool_error_function and live.redacts_errors)
 
 
 async def format_tool_error(
-    run: LiveRun, formatter: ToolErrorFormatter, args: ToolErrorArgs, *, redact: bool
+    run: LiveRun, kind: _ErrorKind, call: ToolCall, error: BaseException | None, usual: str, *, redact: bool
 ) -> str | None:
-    """Return the text that the application's *formatter* gives in place of the usual one; None if it gives none."""
+    """Return the text that the `tool_error_formatter` gives in place of the *usual* one; None if it gives none."""
+    formatter = run.settings.config.tool_execution.error_formatter
+    if formatter is None:
+        return None
+    args = ToolErrorArgs(kind=kind, tool=call.name, call_id=call.call_id, error=error, default=usual)
     try:
-        text = await run.call_callback(
-            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
-        )
-    except Exception as error:
-        log_error(error, "tool_error_formatter raised; the default text is used", redact=redact)
+        text = await run.call_callback("tool_error_formatter", call.call_id, formatter, args)
+    except Exception as failure:
+        log_error(failure, "tool_error_formatter raised; the default text is used", redact=redact)
         return None
     if text is None or isinstance(text, str):
         return text
-    kind = type(text).__name__
-    logger.warning("tool_error_formatter returned a value of type %s, not text; the default text is used", kind)
+    given = type(text).__name__
+    logger.warning("tool_error_formatter returned a value of type %s, not text; the default text is used", given)
     return None
 
 
@@ -401,8 +393,8 @@ async def write_timeout(live: LiveCall, draft: Draft) -> Draft:
 
 
 async def _ask(live: LiveCall, what: str, fn: Any, draft: Draft) -> str | None:
-    do = partial(call_user, fn, call_context(live), draft.outcome.error)
-    text = await live.run.call_callback(what, live.call_id, do, record_answer=False)
+    context, error = call_context(live), draft.outcome.error
+    text = await live.run.call_callback(what, live.call_id, fn, context, error)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
     return text
@@ -418,9 +410,9 @@ async def judge_output(live: LiveCall, draft: Draft) -> Draft:
         live.redact_error(error)
         draft = draft_failure(live, "failed", error)
         return await write_failure(live, draft) if live.steps.failure else draft
-    if isinstance(judged, Exception):
-        failure = Failure(index=live.index, call_id=live.call_id, error=judged, phase="post")
-        return Draft(CallOutcome(status="failed", error=judged), failure)
+    except ToolOutputGuardrailTripwireTriggered as tripped:  # our own text, which tells no secret
+        failure = Failure(index=live.index, call_id=live.call_id, error=tripped, phase="post")
+        return Draft(CallOutcome(status="failed", error=tripped), failure)
     return draft.replace(outcome=judged)
 
 
@@ -432,11 +424,11 @@ async def store_output(live: LiveCall, draft: Draft) -> Draft:
     if output is None or limit is None:
         return draft
 
-    async def put(text: str) -> Any:
-        do = partial(call_user, store.put, live.call, text)
-        return await live.run.call_callback("output_store", live.call_id, do, record_answer=False)
-
-    kept_at = {text: str(await put(text)) for text in dict.fromkeys(texts_of(output)) if len(text) > limit}
+    kept_at = {
+        text: str(await live.run.call_callback("output_store", live.call_id, store.put, live.call, text))
+        for text in dict.fromkeys(texts_of(output))
+        if len(text) > limit
+    }
     return draft.replace(outcome=draft.outcome.replace(output=cut_output(output, limit, kept_at)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress, CustomEvent
-from agentloop.items import Item, ToolCall
+from agentloop.items import ToolCall
 from agentloop.tools import FunctionTool
 
 
@@ -53,10 +53,10 @@ class ToolContextServices(Value, frozen=True, eq=False):
         live = self.live
         if live.phase != "body" or live.body is None:
             return  # an abandoned thread: its call has an outcome already
-        limits, timer = live.steps.limits, live.body.timer
-        if limits is not None and timer is not None:
-            timer.idle_since = anyio.current_time()
-            timer.ends_at = live.scope.deadline = limits.end(timer.began, timer.idle_since)
+        limits, body = live.steps.limits, live.body
+        if limits is not None and body.ends_at < math.inf:
+            body.idle_since = anyio.current_time()
+            body.ends_at = live.scope.deadline = limits.end(body.began, body.idle_since)
         run = live.run
         for buffer in run.tree.log.buffers():
             event = CallProgress(live.call, progress, total, message, path=run.path, turn=run.state.turn)
@@ -114,19 +114,13 @@ class ToolContextServices(Value, frozen=True, eq=False):
 def call_context(live: LiveCall) -> ToolContext[Any]:
     """Return the context of a running call, with its services; it is made at first use, as few bodies take one."""
     if live.context is None:
-        live.context = tool_context(
-            live.run, live.call, live.tool, live.arguments.text, live.batch.conversation, ToolContextServices(live)
-        )
+        services = ToolContextServices(live)
+        live.context = tool_context(live.run, live.call, live.tool, live.arguments.text, services)
     return live.context
 
 
 def tool_context(
-    run: LiveRun,
-    call: ToolCall,
-    tool: FunctionTool,
-    text: str,
-    conversation: Sequence[Item],
-    services: ToolContextServices | None = None,
+    run: LiveRun, call: ToolCall, tool: FunctionTool, text: str, services: ToolContextServices | None = None
 ) -> ToolContext[Any]:
     """Return the context of one call with the arguments in *text*; without *services* for one that isn't running."""
     return ToolContext.from_agent_context(
@@ -137,7 +131,7 @@ def tool_context(
         tool_namespace=call.namespace,
         agent=run.agent,
         run_config=run.settings.config,
-        conversation_history=conversation,
+        conversation_history=run.conversation,
         call=services,
         secret=tool.secret,
     )

@@ -5,23 +5,15 @@ Does not change the call or its arguments: returns a judgement that the caller a
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import anyio
-
-from agentloop import effects as e
 from agentloop._core.plan import Arguments
 from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.calls.output_text import render
-from agentloop._engine.calls.tool_context import call_context, tool_context
-from agentloop._engine.runtime.callbacks import call_user
+from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
-from agentloop.exceptions import (
-    ToolInputGuardrailTripwireTriggered,
-    ToolOutputGuardrailTripwireTriggered,
-    UserTypeError,
-)
+from agentloop.exceptions import ToolInputGuardrailTripwireTriggered, ToolOutputGuardrailTripwireTriggered
 from agentloop.guardrails import (
     Allow,
     RaiseException,
@@ -44,26 +36,10 @@ _VERDICTS: dict[str, tuple[type[Any], ...]] = {
     "tool_output": (Allow, RejectContent, RaiseException, ReplaceOutput),
 }
 
-
-Tripped: TypeAlias = ToolInputGuardrailTripwireTriggered | ToolOutputGuardrailTripwireTriggered
-"""The judgement of a guardrail that ends the run: the error to raise."""
-
-
-async def judge_before_approval(
-    run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments
-) -> CallOutcome | str | None:
-    """Run the input guardrails on a call that waits for approval; return a refusal, rewritten arguments, or None.
-
-    They run again right before the body.
-
-    Raises:
-        ToolInputGuardrailTripwireTriggered: if one trips.
-    """
-    context = tool_context(run, call, tool, arguments.text, run.conversation)
-    judged = await judge_input(run, call, tool, arguments, context)
-    if isinstance(judged, Exception):
-        raise judged
-    return judged
+_TRIPWIRES = {
+    "tool_input": ToolInputGuardrailTripwireTriggered,
+    "tool_output": ToolOutputGuardrailTripwireTriggered,
+}
 
 
 async def _run_guardrail(
@@ -76,16 +52,11 @@ async def _run_guardrail(
     """Run one guardrail as an effect, append its verdict to the log, and return the result.
 
     Raises:
+        ToolInputGuardrailTripwireTriggered, ToolOutputGuardrailTripwireTriggered: it trips.
         UserTypeError: it returned no verdict of its stage.
         Exception: its error.
     """
-    began = anyio.current_time()
-    effect = e.Guard(run.path, stage, guardrail.name, call.call_id, lambda: call_user(guardrail.fn, data))
-    verdict: Any = await run.tree.effects.perform(effect)
-    if not isinstance(verdict, _VERDICTS[stage]):
-        needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
-        raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")
-    duration = anyio.current_time() - began
+    verdict, duration = await run.guard(stage, guardrail, call.call_id, _VERDICTS[stage], data)
     result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=call)
     run.tree.log.append(
         GuardrailSettled(
@@ -100,6 +71,10 @@ async def _run_guardrail(
             result=result,
         )
     )
+    if isinstance(verdict, RaiseException):
+        kind, tool = stage.removeprefix("tool_"), data.tool.name
+        text = f"Tool {kind} guardrail {guardrail.name} tripped on a call of tool {tool}"
+        raise _TRIPWIRES[stage](text, guardrail_result=result)
     return result
 
 
@@ -118,10 +93,13 @@ def _format_detail(verdict: Any) -> Any:
 
 async def judge_input(
     run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments, context: ToolContext[Any]
-) -> CallOutcome | Tripped | str | None:
+) -> CallOutcome | str | None:
     """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments.
 
-    Returns the outcome of a call that one refuses, a tripwire, the arguments if one has rewritten them, or None.
+    Returns the outcome of a call that one refuses, the arguments if one has rewritten them, or None.
+
+    Raises:
+        ToolInputGuardrailTripwireTriggered: one trips.
     """
     parsed = arguments.parsed
     rewritten: str | None = None
@@ -133,23 +111,19 @@ async def judge_input(
                 reason = f"input guardrail {guardrail.name}"
                 secret = run.redacts_errors_of(call)
                 return CallOutcome(status="rejected", output=message, reason=reason, secret=secret)
-            case RaiseException():
-                return ToolInputGuardrailTripwireTriggered(
-                    f"Tool input guardrail {guardrail.name} tripped on a call of tool {tool.name}",
-                    guardrail_result=result,
-                )
             case Rewrite(changed):
                 parsed = dict(changed)
                 rewritten = tool.write_arguments(parsed)
     return rewritten
 
 
-async def judge_output(live: LiveCall, outcome: CallOutcome) -> CallOutcome | Tripped:
+async def judge_output(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     """Run the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value.
 
-    Returns *outcome*, another one that replaces it, or a tripwire. No part of the tool's value survives a rejection.
+    Returns *outcome*, or another one that replaces it. No part of the tool's value survives a rejection.
 
     Raises:
+        ToolOutputGuardrailTripwireTriggered: one trips.
         UnwritableValue: a replacement can't be shown to the model.
     """
     for guardrail in live.tool.tool_output_guardrails:
@@ -167,11 +141,6 @@ async def judge_output(live: LiveCall, outcome: CallOutcome) -> CallOutcome | Tr
             case RejectContent(message):
                 secret = live.redacts_errors
                 return CallOutcome(status="rejected", output=message, reason="output guardrail", secret=secret)
-            case RaiseException():
-                return ToolOutputGuardrailTripwireTriggered(
-                    f"Tool output guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
-                    guardrail_result=result,
-                )
             case ReplaceOutput(value):
                 output = render(value, live.run.settings.config.converter)
                 outcome = outcome.replace(value=value, output=output, custom_data=None)

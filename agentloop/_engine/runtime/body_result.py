@@ -22,16 +22,13 @@ class Returned(Value, frozen=True):
 
 
 class Raised(Value, frozen=True):
-    """A part of the call raised *error*. `where` tells the body from the code around it; a fatal error is "around"."""
+    """A part of the call raised *error*. `where` tells the body from the code around it; a fatal error is "around".
+
+    Arguments that don't fit are an error of the body, which was not started: the tool's policy answers both.
+    """
 
     error: BaseException
     where: Literal["body", "around"] = "body"
-
-
-class Faulty(Value, frozen=True):
-    """The arguments don't fit; the body was not started."""
-
-    error: Exception
 
 
 class TimedOut(Value, frozen=True):
@@ -75,9 +72,7 @@ class Unconverted(Value, frozen=True):
     error: BaseException
 
 
-Ending: TypeAlias = (
-    Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Paused | Deferred | RunEnding | Unconverted
-)
+Ending: TypeAlias = Returned | Raised | TimedOut | Cancelled | Refused | Paused | Deferred | RunEnding | Unconverted
 
 
 def classify(error: BaseException) -> Ending | None:

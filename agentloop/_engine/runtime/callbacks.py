@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 from agentloop._common.error_text import error_summary, redact_message
 from agentloop._concurrency.interrupts import interruptible
+from agentloop.config.hooks import AgentHooks, RunHooks
 from agentloop.context import Callback
-from agentloop.hooks import AgentHooks, RunHooks
 
 logger = logging.getLogger("agentloop")
 
@@ -57,7 +57,7 @@ _EMPTY_HOOKS = frozenset(
 
 Event = Literal["agent_start", "agent_end", "llm_start", "llm_end", "handoff_out", "handoff_in", "run_end"]
 
-_ORDER: dict[Event, tuple[tuple[bool, str], ...]] = {
+HOOK_ORDER: dict[Event, tuple[tuple[bool, str], ...]] = {
     "agent_start": ((True, "on_agent_start"), (False, "on_start")),
     "agent_end": ((False, "on_end"), (True, "on_agent_end")),
     "llm_start": ((True, "on_llm_start"), (False, "on_llm_start")),
@@ -72,18 +72,13 @@ A start goes from the run to the agent, an end from the agent to the run.
 """
 
 
-def find_hooks(event: Event, of_run: RunHooks | None, of_agent: AgentHooks | None) -> list[Callback]:
-    """Return the application's hooks on *event*, in the order in which they are called."""
-    found = [find_hook(of_run if whole else of_agent, name) for whole, name in _ORDER[event]]
-    return [hook for hook in found if hook is not None]
-
-
 HookPair: TypeAlias = tuple[Callback | None, Callback | None]
 """The start hook and the end hook of one object; None where it has none."""
 
 
 def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> tuple[HookPair, ...]:
     """Return the hooks of tool calls: a pair for each object that has one, the run's own before the agent's."""
-    given = [one for one in (hooks, agent_hooks) if one is not None]
-    found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in given]
+    if hooks is None and agent_hooks is None:  # as in most runs
+        return ()
+    found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in (hooks, agent_hooks)]
     return tuple([pair for pair in found if pair != (None, None)])

@@ -92,7 +92,6 @@ class Dispatcher(_TicketQueue):
         # Given where the loop's clock may be held: anyio takes 1 µs more, to find the loop.
         self._now = now or anyio.current_time
         self._busy = False
-        self._again = False
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
         """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time only."""
 
@@ -124,17 +123,13 @@ class Dispatcher(_TicketQueue):
 
     def pump(self) -> None:
         """Start all calls that have room now."""
-        if self._busy:
-            self._again = True
+        if self._busy:  # within a `start`: the loop below looks again after all of them
             return
         self._busy = True
         try:
-            while len(self.admission):
-                self._again = False
-                for ticket in self.admission.admit(self._now()):
+            while len(self.admission) and (admitted := self.admission.admit(self._now())):
+                for ticket in admitted:  # a call that ends inside of its `start` makes room again
                     ticket.owner.start()
-                if not self._again:
-                    break
         finally:
             self._busy = False
         self._set_alarm()
@@ -150,15 +145,11 @@ class Dispatcher(_TicketQueue):
 
         One of all owners is enough.
         """
-        return self.next_room() if next(iter(self.sleepers), None) == sleeper else math.inf
+        return self.admission.next_room() if next(iter(self.sleepers), None) == sleeper else math.inf
 
     def _set_alarm(self) -> None:
-        if self.sleepers and (room := self.next_room()) < math.inf:
+        if self.sleepers and (room := self.admission.next_room()) < math.inf:
             next(iter(self.sleepers))(room)
-
-    def next_room(self) -> float:
-        """Return the time at which a call may start without a give-back, as of the last `pump`; infinity if never."""
-        return self.admission.next_room() if len(self.admission) else math.inf
 
 
 class CapQueue(_TicketQueue):

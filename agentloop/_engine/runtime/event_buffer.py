@@ -15,7 +15,7 @@ calls that wait to start, and never one that has started.
 States: open; closed (`close`: the run has ended, unread events can still be taken); discarding (`discard`: nothing is
 kept any more). `take` returns None when closed and empty, or when discarding.
 
-Facts: `_unread`, `_taken`, `closed`, `discarding`, `_sources`. `_reports` is an index: the number, counted from the
+Facts: `_unread`, `_taken`, `_last`, `closed`, `discarding`. `_reports` is an index: the number, counted from the
 run's first event, of each call's last report (of its progress, or a custom event), from which its position in the deque
 follows.
 
@@ -29,25 +29,28 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeAlias, get_args
 
 import anyio
+import msgspec
 
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._common.checks import NAMES, check, fits, is_texts
-from agentloop._concurrency.backend import checkpoint_if_cancelled, new_wakeup
+from agentloop._common.values import Machinery
+from agentloop._concurrency.backend import Wakeup, checkpoint_if_cancelled, new_wakeup
 from agentloop._core.record_events import events_of
 from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
-from agentloop.exceptions import UserError, UserTypeError
-from agentloop.items import ToolCall
+from agentloop.exceptions import UserError
 from agentloop.limits import Limit
 
 _EVENTS_OF_CALL = 3
 """The events of a call without anything of its own: its start, its end, its output."""
 _KINDS: frozenset[type] = frozenset(get_args(m.ModelEvent))
+_Place: TypeAlias = tuple[int, int] | None
+"""The place of an event in the log: the position of its record, and its own among that one's events; None for a signal,
+which no record holds."""
 
 
 class _ConsumerGate(Limit):
@@ -74,44 +77,27 @@ class _ConsumerGate(Limit):
         """Do nothing: a call frees no room in the buffer."""
 
 
-class _Source(NamedTuple):
-    """One record's events: the number of the first one, counted from the run's first event, and how many there are.
-
-    `record` is the position of the record in the log.
-    """
-
-    first: int
-    events: int
-    record: int
-
-
-class EventBuffer:
+class EventBuffer(Machinery, msgspec.Struct, eq=False, weakref=True):
     """Unread events of one tree of runs. Owned by the stream; the log puts events in, the consumer takes them out."""
 
-    def __init__(
-        self,
-        state: RunFold,
-        limit: int | None,
-        agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None],
-        path: tuple[str, ...] = (),
-    ) -> None:
-        self._state = state
-        self._path = path
-        self._limit = limit
-        self._agents = agents
-        self._unread: deque[ev.Event] = deque()
-        self._some = new_wakeup()
-        self._room = anyio.Event()
-        self._taken = 0
-        """The count of events that have left the deque, which is the number of the first unread one."""
-        self._sources: deque[_Source] = deque()
-        """The records behind the unread events and behind the one that was taken last."""
-        self._reports: dict[tuple[tuple[str, ...], str], dict[type, int]] = {}
-        """Of each call that has not settled, the event number of its last report of each kind."""
-        self.on_room: dict[Callable[[], None], None] = {}
-        """Functions of batches to call when the consumer has caught up, in this order."""
-        self.closed: bool = False
-        self.discarding: bool = False
+    _state: RunFold
+    _limit: int | None
+    _agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None]
+    _path: tuple[str, ...] = ()
+    """The part of the tree whose events it has."""
+    on_room: dict[Callable[[], None], None] = {}
+    """Functions of batches to call when the consumer has caught up, in this order."""
+    closed: bool = False
+    discarding: bool = False
+    _unread: deque[tuple[ev.Event, _Place]] = msgspec.field(default_factory=deque)
+    _some: Wakeup = msgspec.field(default_factory=new_wakeup)
+    _room: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    _taken: int = 0
+    """The count of events that have left the deque, which is the number of the first unread one."""
+    _last: _Place = None
+    """The place of the event that was taken last."""
+    _reports: dict[tuple[tuple[str, ...], str], dict[type, int]] = {}
+    """Of each call that has not settled, the event number of its last report of each kind."""
 
     def new_gate(self) -> Limit | None:
         """Return a limit that keeps a turn's calls from starting while the consumer is behind."""
@@ -131,10 +117,10 @@ class EventBuffer:
         """The count of events that the consumer has not taken."""
         return len(self._unread)
 
-    def put(self, event: ev.Event) -> None:
-        """Add *event* and wake the consumer. Never waits."""
+    def put(self, event: ev.Event, place: _Place = None) -> None:
+        """Add *event*, with its *place* in the log, and wake the consumer. Never waits."""
         if not self.discarding:
-            self._unread.append(event)
+            self._unread.append((event, place))
             self._some.ring()
 
     def hears(self, path: tuple[str, ...]) -> bool:
@@ -165,7 +151,7 @@ class EventBuffer:
         of_call = self._reports.setdefault((event.path, event.call.call_id), {})
         unread = of_call.get(type(event), -1) - self._taken
         if self.full and unread >= 0:
-            self._unread[unread] = event
+            self._unread[unread] = event, None
             return
         of_call[type(event)] = self._taken + len(self._unread)
         self.put(event)
@@ -176,29 +162,13 @@ class EventBuffer:
             return
         if type(record) is r.CallSettled:
             self._reports.pop((record.path, record.call_id), None)
-        made = events_of(record, self._state, self._agents)
-        if not made:
-            return
-        self._drop_read_sources()
-        self._sources.append(_Source(self._taken + len(self._unread), len(made), len(self._state.records) - 1))
-        for event in made:
+        for index, event in enumerate(events_of(record, self._state, self._agents)):
             if not self._path or self.hears(event.path):  # the end of a run may release outputs of the run around it
-                self.put(event)
+                self.put(event, (len(self._state.records) - 1, index))
 
     def last_event_id(self) -> str | None:
-        """Return the id of the event taken last, `RECORD.INDEX`; None for a signal, and before the first event.
-
-        Of the buffer of a whole tree only.
-        """
-        self._drop_read_sources()
-        index = self._taken - 1 - self._sources[0].first if self._sources else -1
-        return f"{self._sources[0].record}.{index}" if 0 <= index < self._sources[0].events else None
-
-    def _drop_read_sources(self) -> None:
-        """Forget the records whose events were taken before the last one that was."""
-        sources, last = self._sources, self._taken - 1
-        while len(sources) > 1 and sources[1].first <= last:
-            sources.popleft()
+        """Return the id of the event taken last, `RECORD.INDEX`; None for a signal, and before the first event."""
+        return None if self._last is None else f"{self._last[0]}.{self._last[1]}"
 
     async def room(self) -> None:
         """Wait until the consumer has caught up. Raises a pending cancellation even if there is room."""
@@ -224,7 +194,7 @@ class EventBuffer:
         unread = self._unread
         if not unread:
             return None
-        event = unread.popleft()
+        event, self._last = unread.popleft()
         self._taken += 1
         if self._limit is not None and len(unread) == self._limit - 1:
             self._announce_room()
@@ -251,30 +221,3 @@ class EventBuffer:
         room.set()
         for pump in tuple(self.on_room):
             pump()
-
-
-_CALL_PATH = NAMES.needs(
-    "expected a tuple of call ids", fits(lambda value: isinstance(value, tuple) and is_texts(value))
-)
-
-
-def call_id_of(call: str | ToolCall | ev.Event, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return path and id of the call that *call* means: an id or a `ToolCall` of the run at *path*, or an event.
-
-    Raises:
-        UserTypeError: *call* is none of these, or *path* is not a tuple of texts.
-        UserError: a *path* beside an event, which has its own.
-    """
-    check("path", _CALL_PATH, path)
-    if isinstance(call, str):
-        return path, call
-    if isinstance(call, ToolCall):
-        return path, call.call_id
-    inner = getattr(call, "call", None)
-    if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
-        inner = item
-    if not isinstance(inner, ToolCall):
-        raise UserTypeError(f"cancel_call: expected a call id, a ToolCall or an event of a call, got {call!r}")
-    if path:
-        raise UserError("path: an event has its own, so none is given with it")
-    return call.path, inner.call_id

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import anyio
+import msgspec
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import is_fatal
 from agentloop._common.json_bytes import ObjectLine
+from agentloop._common.values import Machinery
 from agentloop._concurrency.backend import (
     Wakeup,
     capture,
@@ -52,43 +53,31 @@ body that blocks the loop in its cleanup would use it up."""
 _PASSES = 6
 """The passes of the scheduler for which records that no task waits for are gathered. What belongs to one batch comes
 within three; without any, a turn of two calls was four writes."""
-Encode = Callable[[Record], bytes]
-Header = Callable[[], bytes]
+_NOT_WRITTEN = "the journal was not written to its end before the cleanup deadline"
 
 
-class JournalWriter:
-    """Writes records to *journal* as they are appended. Owned by the run; the log adds records, `run` writes them.
+class JournalWriter(Machinery, msgspec.Struct, eq=False):
+    """Writes records to `journal` as they are appended. Owned by the run; the log adds records, `run` writes them."""
 
-    *failed* is called once `error` is set, and ends the run.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        encode: Encode,
-        header: Header | None,
-        cleanup: Cleanup,
-        failed: Callable[[], None],
-        closed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.journal = journal
-        self._call_closed = closed
-        self._cleanup = cleanup
-        self._failed = failed
-        self.error: BaseException | None = None
-        """The reason why no more is written; None while the journal works."""
-        self._encode = encode
-        self._header = header
-        self._check_lease: Callable[[], None] | None = getattr(journal, "check_lease", None)  # of a `LeasedJournal`
-        self._due: list[Record] = []
-        self._added = 0
-        self._written = 0
-        self.begun: bool = False
-        """True once the task has taken its first step; a task cancelled natively before that never does."""
-        self._wake = new_wakeup()
-        self._waiting: list[Wakeup] = []
-        self._awaited = False
-        self._closed = False
+    journal: Journal
+    _encode: Callable[[Sequence[Record]], list[bytes]]
+    _header: Callable[[], bytes] | None
+    """Makes the line before the first one that the journal gets; None once it has that."""
+    _cleanup: Cleanup
+    _call_failed: Callable[[], None]
+    """Ends the run, once `error` is set."""
+    _call_closed: Callable[[], None]
+    error: BaseException | None = None
+    """The reason why no more is written; None while the journal works."""
+    begun: bool = False
+    """True once the task has taken its first step; a task cancelled natively before that never does."""
+    _due: list[Record] = []
+    _added: int = 0
+    _written: int = 0
+    _wake: Wakeup = msgspec.field(default_factory=new_wakeup)
+    _waiting: list[Wakeup] = []
+    _awaited: bool = False
+    _closed: bool = False
 
     def check(self) -> None:
         """Return if a body may start, once the record of its start is durable. Never waits.
@@ -96,12 +85,13 @@ class JournalWriter:
         Raises:
             BaseException: the journal's error, or the error of a lease that has passed since; then no more is written.
         """
-        if self._check_lease is not None and self.error is None:
+        check_lease = getattr(self.journal, "check_lease", None)  # of a `LeasedJournal`
+        if check_lease is not None and self.error is None:
             try:
-                self._check_lease()
+                check_lease()
             except Exception as error:
                 self.error = _as_journal_error(error)
-                self._failed()
+                self._call_failed()
         if self.error is not None:
             raise self.error
 
@@ -146,34 +136,37 @@ class JournalWriter:
             return
         self.begun = True
         try:
-            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
-                while self.error is None and not (self._closed and not self._due):
-                    if not self._due:
-                        await wait_out_cancellations(self._wait_for_records)
-                        continue
-                    await self._gather()
-                    with self._cleanup.section(late=True) as scope:
-                        await self._write()
-                    if scope.cancelled_caught:
-                        break
+            while self.error is None and not (self._closed and not self._due):
+                await self._write_on()
         finally:
             if self.error is None and self._written < self._added:
-                self.error = JournalError("the journal was not written to its end before the cleanup deadline")
+                self.error = JournalError(_NOT_WRITTEN)
             self._report_progress()
             if self.error is not None:
-                self._failed()
+                self._call_failed()
 
-    async def _wait_for_records(self) -> None:
-        # Asks again after a native cancellation, which may have come in the pass of the ring and taken it away.
-        if not self._due and not self._closed:
-            await self._wake.wait()
+    async def _write_on(self) -> None:
+        """Write until closed or failed, or until the cleanup deadline has come in the step that ended a write."""
+        with (section := self._cleanup.section(late=True)) as scope:
+            while self.error is None and not scope.cancel_called:
+                section.pause()
+                await wait_out_cancellations(self._gather)
+                if not self._due or self.error is not None:
+                    return  # closed, or a lease has passed
+                section.resume()
+                await self._write()
 
     async def _gather(self) -> None:
-        """Give the run some passes of the scheduler to add what belongs to the batch, unless a task waits for it."""
+        """Wait for records; then give the run some passes to add what belongs to the batch, unless a task waits for it.
+
+        To be called again after a native cancellation, which may have come in the pass of the ring and taken it away.
+        """
+        while not self._due and not self._closed:
+            await self._wake.wait()
         for _ in range(_PASSES):
             if self._awaited or self._closed:
                 return
-            await wait_out_cancellations(checkpoint)
+            await checkpoint()
 
     async def _write(self) -> None:
         """Append one batch of all records due; on failure set `error`.
@@ -183,6 +176,7 @@ class JournalWriter:
         due, self._due, self._awaited = self._due, [], False
         written = await capture(lambda: self.journal.append(self._make_lines(due)), outlast=True)
         if written.own_cancel is not None or written.outer_cancel is not None:
+            self.error = JournalError(_NOT_WRITTEN)
             await checkpoint_if_cancelled()  # if a scope's, it continues
             uncancel_to(0)
             self.error = JournalError("a write to the journal was cancelled natively: whether it was done is unknown")
@@ -194,7 +188,7 @@ class JournalWriter:
 
     def _make_lines(self, records: Sequence[Record]) -> list[bytes]:
         """Return *records* as lines, with the journal's header before the first one that it gets."""
-        lines = list(map(self._encode, records))
+        lines = self._encode(records)
         if self._header is not None:
             lines.insert(0, self._header())
             self._header = None  # a batch that fails is the last one

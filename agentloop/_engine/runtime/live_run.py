@@ -19,44 +19,41 @@ without a timeout. A call always has one, since `cancel_call` can end each call.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from agentloop import effects as e
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.digests import idempotency_key
 from agentloop._common.empty_containers import NO_DICT
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
-from agentloop._common.values import Value
+from agentloop._common.values import Machinery, Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
-from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.history import HistoryView
-from agentloop._core.plan import Arguments
+from agentloop._core.plan import Arguments, read_arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import Event, HookPair, find_hooks, find_tool_hooks, resolve
+from agentloop._engine.runtime.callbacks import HOOK_ORDER, Event, call_user, find_hook, resolve
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop.abc import ApprovalEffects, Effects, LateResult, Model, StillRunning
+from agentloop.abc import effects as e
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
-from agentloop.budget import Budget, WorstCase
 from agentloop.config import HostedPrice, Price, RunConfig
+from agentloop.config.budget import Budget, WorstCase
+from agentloop.config.hooks import RunHooks
+from agentloop.config.policies import Policy
 from agentloop.context import Callback, RunContext, Sandbox
-from agentloop.exceptions import UsageLimitExceeded
-from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.exceptions import UsageLimitExceeded, UserTypeError
 from agentloop.items import Item, ToolCall
-from agentloop.policies import Policy
 from agentloop.records import (
     ApprovalRequested,
     CallbackReturned,
@@ -66,7 +63,7 @@ from agentloop.records import (
     RunResumed,
     RunStarted,
 )
-from agentloop.tools import AgentCall
+from agentloop.tools import AgentCall, FunctionTool
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
@@ -83,31 +80,6 @@ DEFAULT_MAX_THREADS = 32
 _REASON = optional(NAMES.text())
 
 
-class LiveEffects:
-    """Does each effect of a live run, where a replay answers from its log. Has no state; all runs may share it."""
-
-    @interruptible
-    def perform(self, effect: e.Effect) -> Awaitable[Any]:
-        """Return the work of *effect*, to be awaited at once. On trio a KeyboardInterrupt may be raised in it."""
-        match effect:
-            case e.CallTool() | e.CallModel():  # the most frequent first: a class that doesn't fit takes 0.17 µs
-                return effect.do()
-            case e.NewId():
-                return _answer(os.urandom(16).hex())
-            case e.Sleep(seconds):
-                return anyio.sleep(seconds)
-            case e.Now():
-                return _answer(time.time())
-            case e.Random():
-                return _answer(uuid.uuid4().int / 2**128)
-            case _:
-                return effect.do()
-
-
-async def _answer(result: Any) -> Any:
-    return result
-
-
 class LoopState:
     """The state that all runs of one event loop share: the arrival order of calls under shared limits, live threads.
 
@@ -115,31 +87,23 @@ class LoopState:
     reference from its value would keep the loop for ever.
     """
 
-    __slots__ = ("__weakref__", "_pump", "_threads", "loop_lives", "thread_ident", "token")
-
     def __init__(self) -> None:
-        self._pump: Dispatcher | None = None
-        self._threads: Threads | None = None
         self.loop_lives: Callable[[], bool] = liveness(anyio.lowlevel.current_token())
         self.thread_ident: int = threading.get_ident()
         self.token: Callable[[], anyio.lowlevel.EventLoopToken] = token_again(anyio.lowlevel.current_token())
         """The function that returns the loop's token, for requests from other threads."""
 
-    @property
+    @cached_property
     def pump(self) -> Dispatcher:
-        """The dispatcher of the calls that wait for shared limits, made at first use."""
-        if self._pump is None:
-            self._pump = Dispatcher()
-        return self._pump
+        """The dispatcher of the calls that wait for shared limits."""
+        return Dispatcher()
 
-    @property
+    @cached_property
     def threads(self) -> Threads:
-        """The live worker threads of all runs, made at first use."""
-        if self._threads is None:
-            from agentloop._engine.runtime.threads import Threads
+        """The live worker threads of all runs."""
+        from agentloop._engine.runtime.threads import Threads
 
-            self._threads = Threads(DEFAULT_MAX_THREADS)
-        return self._threads
+        return Threads(DEFAULT_MAX_THREADS)
 
     def is_current(self) -> bool:
         """Tell whether the current code runs on this loop. An engine for workflows moves a loop between threads."""
@@ -193,8 +157,7 @@ class RunServicesView(Value, frozen=True, eq=False):
         """The tokens of the history of the run itself."""
         from agentloop._core.context_size import count_context  # few contexts are asked
 
-        own = self.fold.at(self.path)
-        return 0 if own is None else count_context(own)
+        return count_context(self.fold.at(self.path) or self.fold)
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Return the one value of *factory* in `own`."""
@@ -237,11 +200,31 @@ class Cancellable(Protocol):
         ...
 
 
-class RunTree(msgspec.Struct, eq=False, kw_only=True):
+class BackgroundCalls(Protocol):
+    """The background calls of a run, `calls.background.Background`, as far as others know about them."""
+
+    def take_over(self, live: Any) -> None:
+        """Make the successor of *live*, which is about to settle."""
+        ...
+
+    def begin(self, live: Any, *, begins: bool) -> None:
+        """Begin the body of *live*, if it *begins*."""
+        ...
+
+    def notify(self) -> None:
+        """Wake the run, if it waits for a result."""
+        ...
+
+    async def cut(self) -> None:
+        """Cancel all bodies and wait for their ends."""
+        ...
+
+
+class RunTree(Machinery, msgspec.Struct, eq=False, kw_only=True, dict=True):
     """The shared parts of a run and of the runs nested in it.
 
-    Made with the outermost run. What few runs have is in dictionaries that begin as `NO_DICT` and are made at their
-    first entry; no other field is assigned anew afterwards.
+    Made with the outermost run. What few runs have is in containers that begin empty, shared by all runs, and are made
+    at their first entry. No other field is assigned anew, but for `shared`, which is found at its first use.
     """
 
     log: Log
@@ -259,29 +242,28 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The function that runs an agent tool's nested run."""
     calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = {}
     """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
+    background: dict[tuple[str, ...], Mapping[str, Cancellable]] = NO_DICT
+    """The background calls whose bodies run, as `calls`."""
     children: dict[tuple[str, ...], LiveRun] = NO_DICT
     """The nested runs, by path."""
-    open_requests: dict[tuple[tuple[str, ...], str], ApprovalRequested] = NO_DICT
+    open_requests: dict[tuple[tuple[str, ...], str], Callable[[], ApprovalRequested]] = NO_DICT
     """Possible requests for approval, of calls whose policies or callbacks still run."""
     acted_on: dict[tuple[tuple[str, ...], str], None] = NO_DICT
     """The calls whose verdict this run segment acts on, by path and id: it can't be replaced any more."""
-    warned: dict[str, None] = NO_DICT
+    warned: frozenset[str] = frozenset()
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = NO_DICT
     """The last answer of each source of tools, by path and by the place of the source."""
     cache_group: str | None = None
     """The id of the session, else of the trace's group; None if there is neither."""
-    _shared: LoopState | None = None
 
-    @property
+    @cached_property
     def shared(self) -> LoopState:
         """The state that the runs of this event loop share, found at first use, because most runs of text need none.
 
         The first use is in the loop: a batch and a stream join it before code of another thread can ask for it.
         """
-        if self._shared is None:
-            self._shared = loop_state()
-        return self._shared
+        return loop_state()
 
     @property
     def threads(self) -> Threads:
@@ -290,19 +272,18 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
 
     def join_loop(self) -> None:
         """Note the event loop that the runs are on, so that other threads can reach them (`cancel_call`)."""
-        self._shared = self.shared
+        _ = self.shared  # found at its first use, which must be on the loop
 
     def warn_once(self, key: str, text: str) -> None:
         """Log the warning *text*, unless one with this *key* was logged already."""
         if key not in self.warned:
-            self.warned = self.warned or {}
-            self.warned[key] = None
+            self.warned |= {key}
             logger.warning("%s", text)
 
     def find_call(self, call: tuple[tuple[str, ...], str]) -> Cancellable | None:
         """Return the live call with this path and id; None where there is none, or it waits for a verdict."""
         path, call_id = call
-        found = self.calls.get(path, {}).get(call_id)
+        found = self.calls.get(path, {}).get(call_id) or self.background.get(path, {}).get(call_id)
         return None if found is None or found.phase == "paused" else found
 
 
@@ -315,11 +296,11 @@ class HasThreads(Protocol):
         ...
 
 
-class RunSettings(msgspec.Struct, eq=False, kw_only=True):
+class RunSettings(Machinery, msgspec.Struct, eq=False, kw_only=True, dict=True):
     """The settings of one run. No field is assigned anew after the run has been made."""
 
     config: RunConfig
-    around: HasThreads
+    around: HasThreads | RunSettings
     """The owner of the worker threads around the run's own: the open runtime, or the tree (which has the loop's); for a
     nested run, the settings of the run around it."""
     hooks: RunHooks | None = None
@@ -330,31 +311,18 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     stop_when: Condition | None = None
     redacts_errors: bool = False
     """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
-    _threads: Threads | None = None
 
-    @property
+    @cached_property
     def threads(self) -> Threads:
         """The worker threads of the run, made at first use: most runs have no sync body."""
-        if self._threads is None:
-            from agentloop._engine.runtime.threads import Threads
+        from agentloop._engine.runtime.threads import Threads
 
-            if isinstance(self.around, RunSettings) and self.config is self.around.config:
-                self._threads = self.around.threads
-            else:
-                self._threads = Threads(self.config.tool_execution.max_threads, self.around.threads)
-        return self._threads
+        if isinstance(self.around, RunSettings) and self.config is self.around.config:
+            return self.around.threads
+        return Threads(self.config.tool_execution.max_threads, self.around.threads)
 
 
-class _NotCancelled:
-    """The checkpoint of a run that surely isn't cancelled: awaiting it neither waits nor raises."""
-
-    __await__ = ().__iter__
-
-
-_NOT_CANCELLED: Awaitable[None] = cast(Any, _NotCancelled())
-
-
-class LiveRun(msgspec.Struct, eq=False, kw_only=True):
+class LiveRun(Machinery, msgspec.Struct, eq=False, kw_only=True, dict=True):
     """One run at one node of the tree of runs. Owned and mutated by the task that drives it, and by its calls' tasks.
 
     No code outside the engine sees it.
@@ -382,9 +350,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
     sandbox: Sandbox | None = None
     """The sandbox that this run has to give back; of the outermost run only."""
-    _cleanup: Cleanup | None = None
-    _tool_hooks: tuple[AgentHooks | None, tuple[HookPair, ...]] | None = None
-    """The hooks of tool calls, with those of the agent for which they were found."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     begun: anyio.Event | None = None
@@ -395,6 +360,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """Set once the sender of the last input, or withdrawal, has its answer."""
     judged_input: str | None = None
     """The id of the added input that guardrails judge now."""
+    background: BackgroundCalls | None = None
+    """The background calls whose bodies run; None until there is one."""
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
@@ -414,15 +381,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """The key of the agent at work, once the run segment has begun."""
         return self.state.agent
 
-    @property
+    @cached_property
     def cleanup(self) -> Cleanup:
         """The cleanup deadline, made at first use: most runs have nothing to clean up."""
-        if self._cleanup is None:
-            from agentloop._concurrency.cleanup import Cleanup
+        from agentloop._concurrency.cleanup import Cleanup
 
-            outer = None if self.parent is None else self.parent.cleanup
-            self._cleanup = Cleanup(self.settings.config.tool_execution.cleanup_grace, outer)
-        return self._cleanup
+        outer = None if self.parent is None else self.parent.cleanup
+        return Cleanup(self.settings.config.tool_execution.cleanup_grace, outer)
 
     @property
     def price(self) -> Price | None:
@@ -450,23 +415,25 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.tree.log.wall()
 
+    def read_arguments(self, tool: FunctionTool, text: str) -> Arguments:
+        """Return the arguments of *tool* in *text*, read within the run's limits, with what is wrong in them."""
+        config = self.settings.config
+        return read_arguments(tool, text, config.json_limits, config.converter)
+
     def add_message(self, reason: str, message: Item) -> None:
         """Append *message*, which the library itself adds to the history, with the *reason* of its record."""
         self.tree.log.append(HistoryReplaced(*self.here(), reason, len(self.state.history), (message,), added=True))
 
-    def find_tool_hooks(self) -> tuple[HookPair, ...]:
-        """Return the hooks of tool calls. They are found once for each agent at work."""
-        of_run, of_agent, found = self.settings.hooks, self.agent.hooks, self._tool_hooks
-        if of_run is None and of_agent is None:
-            return ()
-        if found is None or found[0] is not of_agent:
-            found = self._tool_hooks = (of_agent, find_tool_hooks(of_run, of_agent))
-        return found[1]
+    def find_hooks(self, event: Event, of: Agent[Any, Any] | None = None) -> Sequence[Callback]:
+        """Return the hooks on *event*, of the run and of the agent *of*, in the order in which they are called.
 
-    def find_hooks(self, event: Event) -> Sequence[Callback]:
-        """Return the hooks on *event*, of the run and of the agent at work."""
-        of_run, of_agent = self.settings.hooks, self.agent.hooks
-        return () if of_run is None and of_agent is None else find_hooks(event, of_run, of_agent)
+        Without *of* it is the agent at work.
+        """
+        of_run, of_agent = self.settings.hooks, (of or self.agent).hooks
+        if of_run is None and of_agent is None:  # as in most runs
+            return ()
+        found = [find_hook(of_run if whole else of_agent, name) for whole, name in HOOK_ORDER[event]]
+        return [hook for hook in found if hook is not None]
 
     async def call_hooks(self, event: Event, *args: Any, of: Agent[Any, Any] | None = None) -> None:
         """Call the hooks on *event* with the run's context and *args*, one after the other.
@@ -477,22 +444,20 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         Raises:
             BaseException: the error of a hook; later ones aren't called.
         """
-        of_run, of_agent = self.settings.hooks, (of or self.agent).hooks
-        if of_run is not None or of_agent is not None:
-            for hook in find_hooks(event, of_run, of_agent):
-                await resolve(hook(self.context, *args))
+        for hook in self.find_hooks(event, of):
+            await resolve(hook(self.context, *args))
 
-    def checkpoint(self) -> Awaitable[None]:
+    async def checkpoint(self) -> None:
         """Let a pending cancellation of the run continue; wait for nothing else. For the run's own loop.
 
         Write it after each section that is shielded or that calls the application, and before each record that says
         what the run does next: `await run.checkpoint()`.
         """
         nursery, scope, limit = self.nursery, self.scope, self.limit_scope
-        if nursery is None or scope is None or scope.cancel_called or nursery.is_leaving():
-            return checkpoint_if_cancelled()
+        is_late = limit is not None and limit.cancel_called
+        if is_late or nursery is None or scope is None or scope.cancel_called or nursery.is_leaving():
+            await checkpoint_if_cancelled()
         # Else we know each scope around the run: a search through them takes 2 µs, three times a turn.
-        return _NOT_CANCELLED if limit is None or not limit.cancel_called else checkpoint_if_cancelled()
 
     def check_request(self, worst: WorstCase | None = None) -> None:
         """Check that every budget that has to pay for one more model request allows it, or its *worst* case.
@@ -523,27 +488,44 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """Tell whether errors of *call*, and texts that the application makes of it, may repeat a secret."""
         return self.settings.redacts_errors or bool(call.secret)
 
-    async def call_callback(
-        self,
-        what: str,
-        key: str,
-        do: e.Do,
-        *,
-        record_answer: bool = True,
-        to_plain: Callable[[Any], Any] | None = None,
-    ) -> Any:
-        """Call the application's callback and record its answer.
+    async def call_callback(self, what: str, key: str, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return the answer of the application's callback *fn*, sync or async, to *args*. It isn't recorded.
 
-        With *record_answer* false, another record holds the answer. *to_plain* makes plain data of the answer for the
-        record. Errors of the callback are raised bare, unrecorded.
+        For example `await run.call_callback("on_handoff", call_id, callback, run.context)`. Errors of the callback are
+        raised bare.
         """
-        answer = await self.tree.effects.perform(e.CallCallback(self.path, what, key, do))
-        if record_answer:
-            plain = answer if to_plain is None else to_plain(answer)
-            # A text that the application made for a run with secret input may repeat it.
-            secret = self.state.secret_input and not isinstance(plain, bool)
-            self.tree.log.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
+        return await self.tree.effects.perform(e.CallCallback(self.path, what, key, partial(call_user, fn, *args)))
+
+    async def ask(
+        self, what: str, key: str, fn: Callable[..., Any], *args: Any, to_plain: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Call the application's callback as `call_callback`, and record its answer, because no other record does.
+
+        *to_plain* makes plain data of the answer for the record.
+        """
+        answer = await self.call_callback(what, key, fn, *args)
+        plain = answer if to_plain is None else to_plain(answer)
+        # A text that the application made for a run with secret input may repeat it.
+        secret = self.state.secret_input and not isinstance(plain, bool)
+        self.tree.log.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
         return answer
+
+    async def guard(
+        self, stage: Any, guardrail: Any, call_id: str | None, kinds: tuple[type[Any], ...], *args: Any
+    ) -> tuple[Any, float]:
+        """Return the verdict of *guardrail* on *args*, which is of one of *kinds*, and the seconds that it took.
+
+        Raises:
+            UserTypeError: it returned something else.
+            Exception: its error.
+        """
+        began = anyio.current_time()
+        effect = e.Guard(self.path, stage, guardrail.name, call_id, partial(call_user, guardrail.fn, *args))
+        verdict = await self.tree.effects.perform(effect)
+        if not isinstance(verdict, kinds):
+            needed = " or ".join(kind.__name__ for kind in kinds)
+            raise UserTypeError(f"guardrail {guardrail.name!r} must return {needed}, not {verdict!r}")
+        return verdict, anyio.current_time() - began
 
     async def random(self, what: str, key: str) -> float:
         """Draw a number in [0, 1), and record it."""
@@ -639,6 +621,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def _request_cancel(self, state: RunFold, call_id: str, reason: str | None, by_call: str | None) -> None:
         from agentloop._core.gate import admit  # few runs have a call that is cancelled by itself
 
+        if call_id in state.background:
+            return  # its result says what has become of it
         root = self.tree.log.state
         around = (root.at(state.path[:depth]) for depth in range(len(state.path)))
         calls = [fold.calls[one] for fold, one in zip(around, state.path, strict=True) if fold is not None]

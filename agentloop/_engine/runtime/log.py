@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from agentloop._common.values import Machinery
 from agentloop._concurrency.backend import cancelled_types
 from agentloop._core.run_fold import RunFold
 from agentloop.abc import Instrument, SpanSource
@@ -23,38 +26,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agentloop")
 
 
-class Log:
+class Log(Machinery, msgspec.Struct, eq=False):
     """The log of one tree of runs. Appending folds: a record is state in the step that appends it.
 
     Owned by the root run; every run of the tree appends to it, on one event loop.
     """
 
     state: RunFold
-    events: EventBuffer | None
-    listeners: tuple[EventBuffer, ...]
+    _instruments: tuple[Instrument, ...]
+    events: EventBuffer | None = None
+    listeners: tuple[EventBuffer, ...] = ()
     """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
-    wall: Callable[[], float]
-    expect: Callable[[Record], Record | None] | None
+    wall: Callable[[], float] = time.time
+    expect: Callable[[Record], Record | None] | None = None
     """The function of a replay that compares a record and returns the one to append in its place, which keeps the
     recorded times; None to append nothing."""
-    spans: SpanSource | None
-    journal: JournalWriter | None
-    instrument_error: BaseException | None
+    replays: bool = False
+    """True in a strict replay: no body runs in the background, because the results are in the log."""
+    spans: SpanSource | None = None
+    journal: JournalWriter | None = None
+    instrument_error: BaseException | None = None
     """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
-    on_instrument_error: Callable[[], None] | None
+    on_instrument_error: Callable[[], None] | None = None
     """The function that ends the run after an instrument has broken it. Set while the run is under way."""
-    _instruments: tuple[Instrument, ...]
-    _warned: tuple[int, ...]
-    _followers: tuple[Callable[[Record], None], ...]
+    _warned: tuple[int, ...] = ()
+    _followers: tuple[Callable[[Record], None], ...] = ()
     """The functions that get each record once it is folded: of the journal, instruments, spans, buffers, in order."""
-
-    __slots__ = tuple(__annotations__)
-
-    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
-        self.state, self.wall, self._instruments = state, time.time, instruments
-        self.expect = self.events = self.spans = self.journal = None
-        self.instrument_error = self.on_instrument_error = None
-        self.listeners = self._warned = self._followers = ()
 
     @property
     def journal_error(self) -> BaseException | None:

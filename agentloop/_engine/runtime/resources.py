@@ -18,9 +18,8 @@ left in another; or every call that needs one would wait until the run's task ha
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,15 +27,13 @@ import anyio
 import msgspec
 
 from agentloop._common.empty_containers import NO_DICT
-from agentloop._common.error_text import error_summary
-from agentloop._concurrency.backend import Work, capture, starter, wait_out_cancellations
+from agentloop._common.values import Machinery
+from agentloop._concurrency.backend import Work, capture, wait_out_cancellations
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop.exceptions import UserError
 
 if TYPE_CHECKING:
     from agentloop._concurrency.cleanup import Cleanup
-
-logger = logging.getLogger("agentloop")
 
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -49,11 +46,7 @@ class Host(Protocol):
         ...
 
 
-_GRACE = 5.0
-"""Seconds for the exits of all resources of a runtime."""
-
-
-class _HeldResource(msgspec.Struct, eq=False):
+class HeldResource(msgspec.Struct, eq=False):
     """One resource and the task that entered it. Owned by `Resources`; entering and leaving happen in that task."""
 
     factory: Factory
@@ -67,15 +60,9 @@ class _HeldResource(msgspec.Struct, eq=False):
     value: Any = None
     error: BaseException | None = None
 
-    def give_up(self) -> None:
-        """Make the task do nothing when it begins, and wake all waiting tasks at once."""
-        self.begun = True
-        self.settled.set()
-        self.left.set()
-
 
 @uninterrupted
-async def _host(held: _HeldResource) -> None:
+async def _host(held: HeldResource) -> None:
     """Hold the resource in the current task; errors are stored in *held*."""
     if held.begun:
         return
@@ -87,7 +74,7 @@ async def _host(held: _HeldResource) -> None:
         held.left.set()
 
 
-async def _hold(held: _HeldResource) -> None:
+async def _hold(held: HeldResource) -> None:
     """Enter the resource, wait until `stop` is set, and leave it."""
     # Shielded: bodies still use the resource in their cleanup; `Resources.close` ends it after them.
     with held.scope:
@@ -99,18 +86,15 @@ async def _hold(held: _HeldResource) -> None:
             await wait_out_cancellations(held.stop.wait)
 
 
-class Resources:
-    """The resources of one run; owned by it. *outer* starts the tasks that hold those of a nested run."""
+class Resources(Machinery, msgspec.Struct, eq=False):
+    """The resources of one run; owned by it."""
 
-    __slots__ = ("closed", "held", "host")
-
-    def __init__(self, outer: Resources | None = None) -> None:
-        self.host: Host | None = outer.host if outer is not None else None
-        """The object that starts tasks which outlive the run's bodies: the run's nursery, once it is open."""
-        self.held: dict[Any, _HeldResource] = NO_DICT
-        """By key: those that were entered, or are being entered, and not left."""
-        self.closed: bool = False
-        """True once the run is ending: every further resource is refused."""
+    host: Host | None = None
+    """The object that starts tasks which outlive the run's bodies: the outermost run's nursery, once it is open."""
+    held: dict[Any, HeldResource] = NO_DICT
+    """By key: those that were entered, or are being entered, and not left."""
+    closed: bool = False
+    """True once the run is ending: every further resource is refused."""
 
     async def get(self, factory: Factory, key: object = None) -> Any:
         """Return the value of *factory*'s context manager, entered at first use and shared by concurrent uses.
@@ -129,7 +113,7 @@ class Resources:
         held = self.held.get(key)
         if held is None:
             self.held = self.held or {}
-            held = self.held[key] = _HeldResource(factory)
+            held = self.held[key] = HeldResource(factory)
             assert self.host is not None  # only a run that is open uses resources
             self.host.host(_host, held, "agentloop resource")
         await held.settled.wait()
@@ -138,13 +122,6 @@ class Resources:
         if self.held.get(key) is held:
             del self.held[key]
         raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
-
-    def stand_in(self, left: Any) -> None:
-        """Hold a placeholder that counts as left once *left* is set: a replay has no resources, only their times."""
-        held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
-        held.settled.set()
-        self.held = self.held or {}
-        self.held[left] = held
 
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
         """Leave all resources in reverse order, each within the cleanup deadline; return the errors of their exits.
@@ -156,8 +133,10 @@ class Resources:
         while self.held:
             _, held = self.held.popitem()
             held.stop.set()
-            if not held.begun:
-                held.give_up()
+            if not held.begun:  # its task does nothing when it begins, and those that wait for it are woken at once
+                held.begun = True
+                held.settled.set()
+                held.left.set()
             entering = not held.ready
             if entering:
                 held.scope.cancel()
@@ -171,35 +150,3 @@ class Resources:
             if held.error is not None and held.ready:
                 errors.append(held.error)
         return errors
-
-
-class ResourceHost:
-    """Holds the tasks of resources that no run owns: those of an open runtime. Entered and left in one task.
-
-    A resource that fails ends no other and not the block around: its error goes to the tasks that wait for it. What the
-    block raises leaves it bare, not in a group.
-    """
-
-    def __init__(self) -> None:
-        self._resources = Resources()
-        self._group = anyio.create_task_group()
-
-    async def __aenter__(self) -> Resources:
-        await self._group.__aenter__()
-        self._start = starter(self._group)
-        self._resources.host = self
-        return self._resources
-
-    def host(self, work: Work, on: Any, name: str) -> None:
-        """Start a task named *name* that does `work(on)`."""
-        self._start(work, on, name)
-
-    async def __aexit__(self, *_: object) -> None:
-        from agentloop._concurrency.cleanup import Cleanup
-
-        cleanup = Cleanup(_GRACE)
-        cleanup.begin()
-        for error in await self._resources.close(cleanup, lambda section: None):  # noqa: ASYNC102 - within `cleanup`
-            logger.warning("a resource of the runtime failed in its exit: %s", error_summary(error))
-        self._resources.host = None  # each would hold the other
-        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - its tasks have ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agentloop._common.digests import digestible
+from agentloop._common.values import Machinery
 from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.record_codec import part_to_json
@@ -14,7 +15,7 @@ from agentloop.items import Item
 from agentloop.records import HistoryReplaced, SessionSaved
 
 
-class SessionProgress(msgspec.Struct, eq=False):
+class SessionProgress(Machinery, msgspec.Struct, eq=False):
     """Tracks which of a run's own items *session* has received. Owned by the run; `save_items` advances it."""
 
     session: Session

@@ -34,7 +34,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from agentloop._concurrency.backend import cancelled_types, checkpoint_if_cancelled, tell, wait_out_cancellations
+from agentloop._concurrency.backend import cancelled_types, checkpoint_if_cancelled, scheduler, wait_out_cancellations
 from agentloop._core.admission import Ticket
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.limits import Capacity, Limit
@@ -84,32 +84,31 @@ class ThreadSlot(msgspec.Struct, eq=False):
 
 
 class _Waiter(msgspec.Struct, eq=False):
-    """A call that waits for a slot; the dispatcher starts it when every level has room."""
+    """A call that waits for its turn and then for a slot; the dispatcher starts it when every level has room."""
 
     threads: Threads
+    call: object
     name: str
     inside: tuple[ThreadSlot, ...]
     """The slots of the sync bodies that this call is part of, outermost first."""
+    ticket: Ticket | None = None
+    """Made when its turn has come."""
     woken: anyio.Event | None = None
-    """Set with the slot or the refusal, once the call waits; most calls get their slot at once."""
-    place: ThreadSlot | None = None
-    refusal: str | None = None
+    """Set with the answer, once the call waits; most calls get their slot at once."""
+    answer: ThreadSlot | str | None = None
+    """The slot, or a refusal in words; None while there is neither."""
 
     def start(self) -> None:
-        """Take the slot and wake the call. Called by the dispatcher."""
-        self.place = self.threads._take(self.name)
+        """Take the slot, wake the call, and let the next one have its turn. Called by the dispatcher."""
+        self.give(self.threads._take(self.name))
+        self.threads.leave(self.call)
+
+    def give(self, answer: ThreadSlot | str) -> None:
+        """Let the call continue with *answer*."""
+        self.answer = answer
+        self.threads._forget(self)
         if self.woken is not None:
             self.woken.set()
-
-    def refuse(self, text: str) -> None:
-        """Let the call continue without a slot."""
-        self.refusal = text
-        if self.woken is not None:
-            self.woken.set()
-
-    def answer(self) -> ThreadSlot | str | None:
-        """Return the slot or the refusal; None while there is neither."""
-        return self.refusal if self.place is None else self.place
 
 
 _inside: ContextVar[tuple[ThreadSlot, ...]] = ContextVar("agentloop_threads", default=())
@@ -131,14 +130,14 @@ class Threads:
     def __init__(self, limit: int, outer: Threads | None = None) -> None:
         self.limit = limit
         self._live: set[ThreadSlot] = set()
-        self._queue: OrderedDict[object, anyio.Event | None] = OrderedDict()
-        """Calls in the order in which they get slots; with an event, if they wait for their turn."""
+        self._queue: OrderedDict[object, _Waiter | None] = OrderedDict()
+        """Calls in the order in which they get slots; with a waiter, if they have come so far as to need theirs."""
         self._around: tuple[Threads, ...] = () if outer is None else (outer, *outer._around)
         self._capacity = Capacity(limit)
         self._limits: tuple[Limit, ...] = (self._capacity, *(() if outer is None else outer._limits))
         self._pump: Dispatcher = Dispatcher() if outer is None else outer._pump
         self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
-        """The calls of all levels that wait for room, in the order in which they came."""
+        """The calls of all levels that wait for room, in the order in which their turns came."""
         self._no_limit: anyio.CapacityLimiter | None = None
         """The limiter that anyio gets in place of its own, which would hold our threads back; made at first use."""
 
@@ -158,8 +157,23 @@ class Threads:
         """Take *call* out of the queue, if it is in it."""
         if call in self._queue:
             del self._queue[call]
-            if self._queue and (turn := self._queue[next(iter(self._queue))]) is not None:
-                turn.set()
+            self._advance()
+
+    def _advance(self) -> None:
+        """Let the first call of the queue wait for room, if it needs its slot already; the others wait for their turn.
+
+        Synchronous, and a call that gets its slot advances the queue in turn: slots that come free together are given
+        in one step. Had each call to wake to let the next one have its turn, each would take a pass of the loop.
+        """
+        waiter = next(iter(self._queue.values()), None)
+        if waiter is None or waiter.ticket is not None:
+            return
+        waiter.ticket = self._waiters[waiter] = ticket = Ticket(self._limits, waiter)
+        for around in waiter.inside:
+            around.waiters.add(waiter)
+        self._pump.add([ticket])
+        if waiter.answer is None:
+            self._refuse_endless_waits(self)
 
     async def place(self, call: object, name: str) -> ThreadSlot | str:
         """Wait for *call*'s turn and a slot, and take the slot.
@@ -169,46 +183,31 @@ class Threads:
         Returns:
             The slot; or, if none would ever be given back, a refusal that names the holders and since when they hold.
         """
+        waiter = self._queue[call] = _Waiter(self, call, name, _inside.get())
         try:
-            if next(iter(self._queue)) is not call:
-                self._queue[call] = turn = anyio.Event()
-                await turn.wait()
-                await checkpoint_if_cancelled()  # the call before may have taken its slot as the run ended
-            return await self._wait(_Waiter(self, name, _inside.get()))
-        finally:
-            self.leave(call)
-
-    async def _wait(self, waiter: _Waiter) -> ThreadSlot | str:
-        """Queue *waiter*, refuse calls that would wait without end, and return its slot or refusal."""
-        ticket = Ticket(self._limits, waiter)
-        self._pump.add([ticket])
-        try:
-            if waiter.answer() is None:
+            self._advance()
+            if waiter.answer is None:
                 waiter.woken = anyio.Event()
-                self._waiters[waiter] = ticket
-                for around in waiter.inside:
-                    around.waiters.add(waiter)
-                self._refuse_endless_waits(self)
                 await waiter.woken.wait()
                 # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
                 await checkpoint_if_cancelled()
         except BaseException:
-            if isinstance(place := waiter.answer(), ThreadSlot):  # given in the step that cancelled the call
+            if isinstance(place := waiter.answer, ThreadSlot):  # given in the step that cancelled the call
                 self.give_back(place)
             raise
         finally:
             self._forget(waiter)
-        answer = waiter.answer()
-        assert answer is not None
-        return answer
+            self.leave(call)
+        assert waiter.answer is not None
+        return waiter.answer
 
     def _forget(self, waiter: _Waiter) -> None:
-        ticket = self._waiters.pop(waiter, None)
-        if ticket is None:
+        if (ticket := self._waiters.pop(waiter, None)) is None:
             return
         for place in waiter.inside:
             place.waiters.discard(waiter)
-        self._pump.withdraw([ticket])
+        if not isinstance(waiter.answer, ThreadSlot):  # else the dispatcher has taken it out
+            self._pump.withdraw([ticket])
 
     def _take(self, name: str) -> ThreadSlot:
         place = ThreadSlot(name, anyio.current_time())
@@ -236,8 +235,7 @@ class Threads:
                     break
                 text = level._format_refusal(latest.name)
                 logger.warning("%s", text)
-                self._forget(latest)
-                latest.refuse(text)
+                latest.give(text)
 
     def _is_stuck(self, seen: dict[Threads, bool]) -> bool:
         """Tell whether no slot of this level can be given back before a waiting call gets one.
@@ -279,7 +277,7 @@ class Threads:
         Raises:
             BaseException: the error of *fn*.
         """
-        token = anyio.lowlevel.current_token()
+        schedule = scheduler()
         if self._no_limit is None:
             self._no_limit = anyio.CapacityLimiter(math.inf)
         over: anyio.Event | None = None  # made where an abandoned function is awaited, set once it has ended
@@ -305,7 +303,7 @@ class Threads:
             changes.update((var, new) for var, new in copy_context().items() if before.get(var, _UNSET) is not new)
             if place.finish():
                 try:
-                    tell(token, ended, value, error)  # the loop may have stopped running: not waited for
+                    schedule(ended, value, error)  # the loop may have stopped running: not waited for
                 except RuntimeError:  # the loop is gone, and with it all receivers
                     how = "returned" if error is None else f"raised {type(error).__name__}"
                     logger.warning("%s, abandoned, %s after its event loop", place.name, how)

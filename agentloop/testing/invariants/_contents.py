@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._storage.record_codec import encode, record_to_json
-from agentloop._storage.state_codec import plain_line
+from agentloop._storage.record_codec import encode, record_to_json, record_to_line
 from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import (
@@ -175,7 +174,7 @@ def _list_texts(log: ObservedLog) -> Iterator[tuple[str, str]]:
         yield f"span {span.kind} {span.name}", f"{span.error} {span.data!r}"
     for n, record in enumerate(log.records):
         yield f"record {n}", repr(record)
-        yield f"the journal's line of record {n}", plain_line(record).decode()
+        yield f"the journal's line of record {n}", record_to_line(record).decode()
         if codec is not None:
             yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(codec))).decode()
     for place, event in enumerate(log.observation.events):

@@ -14,11 +14,11 @@ from agentloop import records as r
 from agentloop._common.error_text import REDACTED
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
+from agentloop.config.policies import Ask, Deny
 from agentloop.handoffs import HandoffInputData
 from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._recorded_errors import rebuilt
 from agentloop.outcomes import CallOutcome
-from agentloop.policies import Ask, Deny
 from agentloop.settings import Prompt
 from agentloop.testing.replaying._comparison import CUT_OFF
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun

@@ -26,8 +26,13 @@ Effects wait in three forms, each shielded against cancellation while it waits f
 
 The loop calls `before_step` before each step of a task, and `choose` to select the next task.
 
-Facts: `cursor`, `appended`, `over`, `divergence`, and the waiting effects (`waiting`, `pending`, `bodies`). Indices,
-which `enter` makes from the recorded segment: `ended_calls`, used up in the replay, `bodies_over` and `queued`.
+The engine and the loop call the replay in the middle of their steps. An error of the replay's code would be taken
+there for one of the run, or be lost. So each such function is `guarded`: its error is kept as `fault` and ends the
+replay, and `Replaying` raises it.
+
+Facts: `cursor`, `appended`, `over`, `divergence`, `fault`, and the waiting effects (`waiting`, `pending`, `bodies`).
+Indices, which `enter` makes from the recorded segment: `ended_calls`, used up in the replay, `bodies_over` and
+`queued`.
 
 Invariants: until `over`, `appended` has one record for each record before `cursor`. The cursor moves in `_accept` and
 `enter` only. A released index stays released (`_released`), and an answer is given once (`_claimed`). Time moves
@@ -41,19 +46,26 @@ import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import anyio
 import attrs
 
 from agentloop import records as r
+from agentloop._core.failure_choice import Failure, class_of_summary
+from agentloop._core.inbox import make_result
 from agentloop._core.next_action import next_action
+from agentloop._engine.calls.background import open_background, tell_nothing
 from agentloop._engine.close_segment import UNJUDGED
-from agentloop._engine.runtime.live_run import loop_state
+from agentloop._engine.runtime.live_run import LiveRun, loop_state
+from agentloop._engine.runtime.resources import HeldResource, Resources
 from agentloop.exceptions import ReplayDivergence
-from agentloop.limits import Limit
+from agentloop.items import UserMessage
+from agentloop.lab._recorded_errors import rebuilt
+from agentloop.limits import Limit, Rate
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._queue import RecordedQueue
 from agentloop.testing.replaying._recorded import (
@@ -84,6 +96,11 @@ BEFORE_TIMERS = 1e-6
 """Distance in seconds at which the clock stops before a timer that isn't due yet."""
 _HOOKS = ("end hooks", "on_run_end")
 CUT_OFF = (*FROM_ABOVE, "sibling")
+
+
+Moments: TypeAlias = Mapping[int, tuple[int, int]]
+"""By number of the record of an end from outside, when it came: the number of the record that was due then, and the
+steps that tasks had taken since; with none, in the step of the record before. `Replaying` tries them."""
 
 
 @attrs.define(eq=False)
@@ -136,6 +153,13 @@ class _ResourceStandIn:
     async def wait(self) -> None:
         await self.log.until(self.index, "leaving the resources")
 
+    def enter(self, resources: Resources) -> None:
+        """Become one of *resources* that was entered: a replay has none, only their times."""
+        left: Any = self
+        held = HeldResource(nullcontext, left=left, begun=True, ready=True)
+        held.settled.set()
+        resources.held = {**resources.held, self: held}
+
 
 class ReplayLog:
     """The position of a replay in a recorded run, and the effects that wait. See the theory at the module's head.
@@ -143,8 +167,11 @@ class ReplayLog:
     One for each attempt. The tasks of the replayed run and the driver change it, all on one loop.
     """
 
-    def __init__(self, recorded: RecordedRun) -> None:
+    def __init__(self, recorded: RecordedRun, moments: Moments) -> None:
         self.whole = recorded
+        self.moments = moments
+        self.steps: dict[int, int] = {}
+        """By number of a record, the steps that tasks have taken while it was due."""
         self.recorded = recorded
         """The log up to the end of the segment, if that is imagined (`RecordedRun.imagine_end`); else the whole log."""
         self.records = recorded.records
@@ -153,8 +180,10 @@ class ReplayLog:
         """Number of the due record."""
         self.appended: list[r.Record] = []
         self.divergence: ReplayDivergence | None = None
+        self.fault: Exception | None = None
+        """The first error of the replay's own code: `Replaying` raises it."""
         self.over = False
-        """True once nothing is compared any more: the replay has diverged, or the log ends here."""
+        """True once nothing is compared any more: the replay has diverged or failed, or the log ends here."""
         self.log: Log | None = None
         self.stop: Callable[[], None] = lambda: None
         """Callback of the driver: ends the replayed run."""
@@ -199,6 +228,8 @@ class ReplayLog:
         """Callback of the driver: settles the calls that the due records show to have waited too long."""
         self.cancel_run: Callable[[], None] = lambda: None
         """Callback of the driver: cancels the run without a record of it."""
+        self.stop_run: Callable[[], None] = lambda: None
+        """Callback of the driver: cancels the run, which appends the record of it where it notices."""
         self.cancels_at = math.inf
         """Number of the record at which the run is cancelled that has, or will have, the record of it elsewhere."""
         self.stirred = False
@@ -227,13 +258,21 @@ class ReplayLog:
         if not self.over and self.queue.holds_calls:
             loop_state().pump.pump()
 
+    def admit_late(self) -> None:
+        """Admit the calls that the log shows to have been admitted as the run was being ended, which is due now."""
+        if late := self.recorded.calls_admitted_late(self.entry):
+            tools = {self.recorded.tools[call] for call in late}
+            rates = (limit for limit, names in self.limited.items() if isinstance(limit, Rate) and names & tools)
+            self.queue.admit_late(late, rates)
+            loop_state().pump.pump()
+
     def _let_rates_have_room(self) -> None:
         """Let time pass up to the moment at which a rate gets room, if the due record is later, and no timer is before.
 
         What the waiting call lacks from then on is in its record.
         """
         pump = loop_state().pump
-        while 0 < (room := pump.next_room() - anyio.current_time()) < self.ahead(self.cursor):
+        while 0 < (room := pump.admission.next_room() - anyio.current_time()) < self.ahead(self.cursor):
             if (timer := waiting().next_timer()) is not None and timer < room:
                 return
             pass_time(room)
@@ -247,7 +286,9 @@ class ReplayLog:
         self.records, entry = self.recorded.records, self.entry
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
-        self.unheld, self.cancels_at = set(), math.inf
+        self.unheld = set()
+        self.cancels_at = math.inf
+        self._tried = {due for place, (due, _) in self.moments.items() if entry.start <= due < place < entry.stop}
         self.ends_held, self.cut_exits, self.beginning = set(), set(), set()
         self.cursor = entry.start
         self.ended_calls = self.recorded.calls_timed_out(entry)
@@ -262,6 +303,10 @@ class ReplayLog:
 
     def wall(self) -> float:
         """Return the recorded time of the due record, in seconds of wall-clock time."""
+        at: float = self.guarded(self._find_time, 0.0)()
+        return at
+
+    def _find_time(self) -> float:
         return self.records[min(self.cursor, len(self.records) - 1)].at
 
     def ahead(self, index: int) -> float:
@@ -308,6 +353,10 @@ class ReplayLog:
 
         None appends nothing. On a difference the replay has diverged; *record* is returned as it is.
         """
+        expected: r.Record | None = self.guarded(self._expect, record)(record)
+        return expected
+
+    def _expect(self, record: r.Record) -> r.Record | None:
         if self.over:
             return record
         if self._inserting:
@@ -338,6 +387,23 @@ class ReplayLog:
         assert wanted is not None
         self._inserting = True
         self.log.append(wanted)
+        if isinstance(wanted, r.InputAdded) and wanted.call_id is not None:
+            self._fail_in_background(wanted)
+
+    def _fail_in_background(self, result: r.InputAdded) -> None:
+        """Let the run raise the fatal error of the background body whose *result* it has now, if it ended by that one.
+
+        Such a body gives no output, and the run raises its error when it next looks: it shows no input before, and
+        begins no turn. No later body can have ended it.
+        """
+        end, live = self.find(r.RunEnded, result.path), self.live_run(result.path)
+        ended: Any = None if end is None else self.records[end]
+        if live is None or ended is None or ended.status != "failed" or class_of_summary(ended.error or "") is not None:
+            return
+        rest = [one for one in self.records[self.cursor : end] if one.path == result.path]
+        goes_on = [one for one in rest if isinstance(one, r.InputShown | r.TurnStarted) or _tells_nothing(live, one)]
+        if _tells_nothing(live, result) and not goes_on:
+            open_background(live).fail(Failure(index=0, error=rebuilt(ended.error, fatal=True), phase="body"))
 
     def is_of_summary(self, record: r.Record) -> bool:
         """Tell whether *record* is of the run that made a summary of a history: its path names no call.
@@ -390,6 +456,9 @@ class ReplayLog:
         """Cancel the run now if that came some records before, or after, the one of it."""
         if self.over:
             return
+        if self.cursor in self._tried:  # the run itself appends the record, where it notices
+            self._tried.remove(self.cursor)
+            return self.stop_run()
         last = self.records[self.cursor - 1]
         if isinstance(last, r.DeadlinePassed) and self.cancels_at == math.inf and self._overtakes_deadline():
             self.cancels_at = self.cursor
@@ -439,21 +508,59 @@ class ReplayLog:
         # or the next segment is queued. The owner skips calls in its own step, so `before_step` does that here.
         if self.due is not None and self.due.path != self.records[self.cursor - 1].path:
             self._expire_at_once()
-        while not self.over and self.is_end_due() and self._comes_at_once():
+        while not self.over and self.is_end_due() and self._comes_now(self._comes_at_once):
             cursor = self.cursor
             self.come_up()
             self.cause_end()
             if self.cursor == cursor:
                 break
 
+    def _comes_now(self, guess: Callable[[], bool]) -> bool:
+        """Tell whether the due end comes now: at the moment that is tried, or else if *guess* says so."""
+        if self.cursor not in self.moments:
+            return guess()
+        return self.moments[self.cursor] == (self.cursor, self.steps.get(self.cursor, 0))
+
     def _comes_at_once(self) -> bool:
         """Tell whether the due cancellation came before any other step of a task than the current one."""
         if not self.entry.ended and self.cursor + 1 == self._end:
             return True  # a crash came right after it: no other step has left a record
-        if self.cursor in self.waiting or self._has_calls_to_see() or self._has_rewritten():
+        if self.cursor in self.waiting or self._has_calls_to_see() or self._has_rewritten() or self._has_paused():
             return False
         settling = isinstance(self.records[self.cursor - 1], r.CallSettled | r.CleanupCut) and self._gap() <= SLACK
         return settling or self._does_nothing_more() or self._is_last_call_over()
+
+    def _has_paused(self) -> bool:
+        """Tell whether the run of the last record was about to pause when its end was noticed.
+
+        Its calls were over but for those that wait for answers, or whose nested runs do. Its end leaves these open.
+        """
+        last = self.records[self.cursor - 1]
+        path = last.path[:-1] if isinstance(last, r.RunEnded) else last.path
+        following, state = self.next_of_run(path), self.log.state.at(path) if self.log is not None else None
+        if following is None or state is None or not self._is_end_next(following):
+            return False
+        if isinstance(last, r.RunResumed):
+            return False  # it has yet to come to its calls, and those that pause
+        return any(call.outcome is None and self._is_paused(path, call.call.call_id) for call in state.batch)
+
+    def _is_paused(self, path: Path, call_id: str) -> bool:
+        """Tell whether a call waits for its answer, or its nested run has paused."""
+        assert self.log is not None
+        run, nested = self.log.state.at(path), self.log.state.at((*path, call_id))
+        call = None if run is None else run.calls[call_id]
+        asked = call is not None and call.question is not None and self._is_left_open(path, call_id, call.answer)
+        return asked or (nested is not None and nested.ended is not None and nested.ended.status == "interrupted")
+
+    def _is_left_open(self, path: Path, call_id: str, answer: object) -> bool:
+        """Tell whether a call that has asked does nothing more: it has no *answer*, or the run has yet to see it."""
+        return answer is None or (self.entry.ended and self.next_of_call(path, call_id) is None)
+
+    def _is_paused_cut(self, record: r.Record | None) -> bool:
+        """Tell whether *record* settles a call that had paused, as its run was ended from outside."""
+        if not isinstance(record, r.CallSettled) or record.outcome.cancelled_by not in FROM_ABOVE:
+            return False
+        return self._is_paused(record.path, record.call_id)
 
     def _expire_at_once(self) -> None:
         """Settle the calls that the due records show to have waited too long, if they came soon after the last one."""
@@ -485,7 +592,11 @@ class ReplayLog:
         if isinstance(last, r.GuardrailSettled) and last.verdict == "RaiseException":
             return True  # its failure settles the call in this step
         index = self.next_of_call(*call)
-        return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
+        found: Any = None if index is None else self.records[index]
+        if isinstance(last, r.BodyEnded) and last.failed and isinstance(found, r.CallSettled):
+            # It raised in its cleanup, which something else had caused: that would be its outcome.
+            return found.outcome.cancelled_by in FROM_ABOVE and not found.outcome.body_finished
+        return found is not None and _is_unstarted_cut(found, FROM_ABOVE)
 
     def insert_given(self) -> None:
         """Append the due records of senders of input, as recorded, at once: before the run looks into its inbox.
@@ -527,13 +638,13 @@ class ReplayLog:
         """Tell whether the run of the last record does nothing more: it would continue without waiting for the log.
 
         A nested run that the timeout of its call ended is over, and its call has yet to see that it timed out; so is
-        one that was interrupted, whose call has yet to see that it waits.
+        one that was interrupted, whose call has yet to see that it waits: then the end of its run doesn't settle it.
         """
         last = self.records[self.cursor - 1]
         path = last.path
-        if path and isinstance(last, r.RunEnded) and last.status == "interrupted":
-            return False
         around = self.settled(path[:-1], path[-1]) if path else None
+        if path and isinstance(last, r.RunEnded) and last.status == "interrupted":
+            return around is not None
         if around is not None and around.outcome.status == "timed_out" and self.next_of_run(path) is None:
             return False
         following = self.next_of_run(path)
@@ -553,7 +664,7 @@ class ReplayLog:
             return False  # the turn continued, and came to its calls
         if isinstance(last, r.CallbackReturned) and call_of(last) is None and isinstance(following, r.CallSettled):
             return False  # so it did here
-        answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
+        answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested | r.AnswerRequested)
         return answered and is_cut_from_outside(following)
 
     def _has_rewritten(self) -> bool:
@@ -602,6 +713,11 @@ class ReplayLog:
                 return place
         return index
 
+    def find_end_from_outside(self) -> r.Record | None:
+        """Return the next record of an end of the run from outside in this segment, or None."""
+        following = self.records[self.cursor : self.entry.stop]
+        return next((one for one in following if ends_from_outside(one)), None)
+
     def is_expiry_due(self) -> bool:
         """Tell whether the due record settles a call that waited too long: its timer may have been late."""
         return _has_expired(self.due)
@@ -627,12 +743,18 @@ class ReplayLog:
         if state is not None and any(call.answer is not None and call.outcome is None for call in state.batch):
             return True  # so do calls that were answered
         cut: list[tuple[int, int, float]] = []
-        expired = -1
+        expired, paused = -1, False
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
             record: Any = self.records[place]
             call = call_of(record)
-            if record.turn != turn or call is None or has_started(call[1], self.cursor):
-                continue  # of a call that has started, nothing follows about the admission of others
+            if record.turn != turn or call is None:
+                continue
+            if has_started(call[1], self.cursor):
+                # Nothing follows about the admission of others. But calls that wait settle before one that has paused.
+                paused = paused or self._is_paused(*call)
+                continue
+            if paused and _is_unstarted_cut(record):
+                return True
             if _has_expired(record):
                 expired = max(expired, order.get(call[1], -1))
                 continue
@@ -710,6 +832,30 @@ class ReplayLog:
             for event, _ in events:
                 event.set()
         self.stop()
+
+    def keep_fault(self, error: Exception) -> None:
+        """Keep *error*, of the replay's code, and end the replay: nothing else would wake what waits.
+
+        Unless it has diverged: what comes then is no longer of a run that the log tells of.
+        """
+        if self.divergence is None:
+            self.fault = self.fault or error
+        self.end()
+
+    def guarded(self, do: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+        """Return *do*, a function of the replay that the engine or the loop calls, which doesn't raise.
+
+        Its error would be taken for one of the run, or would stop the loop: it is kept, and *otherwise* returned.
+        """
+
+        def called(*given: Any) -> Any:
+            try:
+                return do(*given)
+            except Exception as error:
+                self.keep_fault(error)
+                return otherwise
+
+        return called
 
     # -- waiting
 
@@ -820,13 +966,13 @@ class ReplayLog:
         end = self.find(r.RunEnded, path)
         if end is None:
             if not self.entry.ended:  # the crash came before the end, which may have taken time
-                live.resources.stand_in(_ResourceStandIn(self, self.entry.stop))
+                _ResourceStandIn(self, self.entry.stop).enter(live.resources)
             return
         before = [index for index in self.recorded.paths[path] if index < end]
         cut = {index for index in before if index >= self.cursor and _is_cut_exit(self.records[index])}
         self.cut_exits |= cut
         if cut or end - before[-1] > 1 or self.records[end].at - self.records[before[-1]].at > CLEARLY:
-            live.resources.stand_in(_ResourceStandIn(self, end))
+            _ResourceStandIn(self, end).enter(live.resources)
 
     def drop_end_hooks(self, path: Path, call_id: str) -> None:
         """Drop the end hooks of a call whose body has returned, if it settled in that step: then it had none."""
@@ -958,16 +1104,20 @@ class ReplayLog:
             cursor = self.cursor
             self._expire_at_once()
             self.stirred = self.cursor > cursor
-        key = _task_of(task) if not self.over and self.is_end_due() else None
-        if key is not None and (self._is_owner_over(key) or (key and not self._begins(key))):
+        self.steps[self.cursor] = self.steps.get(self.cursor, 0) + 1
+        if not self.over and self.is_end_due() and self._comes_now(lambda: self._comes_before(_task_of(task))):
             self.stirred = True
             self.cause_end()
-        if not self.over and _is_unstarted_cut(self.due):
+        if not self.over and isinstance(self.due, r.CallSettled) and self.due.outcome.cancelled_by in CUT_OFF:
             self._hold_unstarted(_task_of(task))
         if not self.over and isinstance(self.due, r.CleanupCut) and self.due.section == "ctx.cleanup":
             self.stirred = True
             self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
             self.release()
+
+    def _comes_before(self, key: str | None) -> bool:
+        """Tell whether the due end came before the next step of the task with this *key*, as far as the log shows."""
+        return key is not None and (self._is_owner_over(key) or bool(key and not self._begins(key)))
 
     def _is_owner_over(self, key: str) -> bool:
         """Tell whether the run of the task with this *key* comes to its end in the step before which its end from
@@ -1014,7 +1164,7 @@ class ReplayLog:
         for call, places in self.recorded.calls.items():
             if "/".join((*call[0], call[1])) == key:
                 live = self.live_call(call)
-                if live is None or live.phase != "starting" or live.begun:
+                if live is None or live.phase != "starting":
                     return True
                 following = self.recorded.first(places, self.cursor, self.entry.stop)
                 found: Any = None if following is None else self.records[following]
@@ -1038,7 +1188,7 @@ class ReplayLog:
                     del self.stops[owner]
                     return tasks.index(owner)
             call = call_of(wanted)
-            if _is_unstarted_cut(wanted, FROM_ABOVE):
+            if _is_unstarted_cut(wanted, FROM_ABOVE) or self._is_paused_cut(wanted):
                 # Each cancelled call takes its first step, and then waits for its own record: see `_hold_unstarted`.
                 for index, task in enumerate(tasks):
                     if task is not None and self._is_cut_before_first_step(task):
@@ -1068,6 +1218,23 @@ class ReplayLog:
         own = () if call is None else (*call[0], call[1])
         found = (self.next_of_run(own), None if call is None else self.next_of_call(*call))
         return min((index for index in found if index is not None), default=math.inf)
+
+
+def _tells_nothing(live: LiveRun, record: r.Record) -> bool:
+    """Tell whether *record* is the result of a background call of *live* that has no output."""
+    if not isinstance(record, r.InputAdded):
+        return False
+    known = live.state.calls.get(record.call_id or "")
+    if known is None:  # the call of a later result may not be known yet
+        return False
+    empty = make_result(live.state, known.call, tell_nothing(known.tool or known.call.name), 0.0, secret=False)
+    (told,), (message,) = empty.items, record.items
+    return isinstance(message, UserMessage) and isinstance(told, UserMessage) and message.content == told.content
+
+
+def timeout_at(live: Any) -> float:
+    """Return the time on the loop's clock at which the tool's own timeout ends the call *live*; infinity if none."""
+    return math.inf if live.body is None else float(live.body.ends_at)
 
 
 def pass_time(seconds: float) -> None:

@@ -16,7 +16,13 @@ The segments are replayed one after the other, each on a new loop. In a segment:
    the effects that wait for the record; cause the cancellation or the deadline that the record tells; insert a record
    of the caller; release a guardrail out of order; let time pass up to the record of a cut cleanup, or insert it; cause
    the record (fail or cancel an effect, or jump to the next timer). If no step is possible the replay has diverged.
-4. The segment ends when the log has no more records in it, or on the first divergence: `effects.over` is true then.
+4. The segment ends when the log has no more records in it, on the first divergence, or on an error of the replay's own
+   code (`effects.fault`, which `Replaying` raises): `effects.over` is true then.
+
+An end from outside (a cancellation, a deadline) has its place among the records, but the log doesn't tell in or before
+which step of which task it came, nor that a task was late to notice it. The first attempt guesses that from what the
+run still did. If it comes to other records than the log has, `Replaying` tries the other moments with that place among
+the records, each in an attempt of its own: one that leads to the recorded log is as good as the real one.
 
 State: the position in the log, and the effects that wait, are facts of `ReplayLog`. Here `result` and `error` are the
 outcome of the last segment, and `_jumps` counts the jumps of time since the record `_jumped_at` became due.
@@ -39,7 +45,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -48,7 +54,6 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
@@ -59,18 +64,40 @@ from agentloop.lab._recorded_errors import rebuilt
 from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
+from agentloop.run._stream import RunStream
 from agentloop.settings import Conversation
 from agentloop.spans import Trace
 from agentloop.state import RunState
-from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoVerdict, Pending, pass_time
+from agentloop.testing.replaying._comparison import (
+    CLEARLY,
+    CUT_OFF,
+    SLACK,
+    Moments,
+    NoVerdict,
+    Pending,
+    pass_time,
+    timeout_at,
+)
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
-from agentloop.testing.replaying._recorded import GIVEN, Call, Path, RecordedRun, RecordedSegment, call_of
+from agentloop.testing.replaying._recorded import (
+    GIVEN,
+    Call,
+    Path,
+    RecordedRun,
+    RecordedSegment,
+    call_of,
+    ends_from_outside,
+)
 from agentloop.testing.replaying._recorded_agents import HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 
 _MOST_JUMPS = 200
 """Maximum number of jumps of time at one record: after them the replay waits for an event that never comes."""
+_MOST_ATTEMPTS = 60
+"""Maximum number of attempts with the ends from outside at other moments."""
+_NEAR = 8
+"""The distance of a divergence from an end from outside, in records, that may come from its moment."""
 _SWALLOWED = ("policy", "tool_error_formatter")
 """Callbacks whose errors the engine swallows: they end neither a call nor a run, so no record shows them."""
 
@@ -93,23 +120,61 @@ class Replaying:
     def run(self, backend: Backend, is_changed: Callable[[], bool]) -> ReplayEffects:
         """Replay every run segment, and return the effects: they hold the appended records.
 
-        Where a run ended by a `UserError` right after a hook, the run raises it by itself first. If it doesn't, and the
-        definitions haven't changed (*is_changed*), the hook must have raised it, and a second attempt does so.
+        What the log doesn't have is tried, unless the definitions have changed (*is_changed*), in further attempts.
+        Where a run ended by a `UserError` right after a hook, the run raises it by itself first. If it doesn't, the
+        hook must have raised it. And an end from outside comes where the log lets us guess at first; if the run came
+        to other records then, at other moments before: at most `_MOST_ATTEMPTS` of them, each a replay from the start.
 
         Raises:
-            ReplayDivergence: at the first record that differs.
+            ReplayDivergence: at the first record that differs, in the first attempt.
         """
-        effects = ReplayEffects(self.recorded)
-        try:
-            self._run(effects, backend)
-        except ReplayDivergence:
-            if self.max_turns is not ... or not effects.hook_may_have_raised or is_changed():
-                raise
-            effects = ReplayEffects(self.recorded, hooks_raise_user_errors=True)
-            with suppress(ReplayDivergence):
-                self._run(effects, backend)
+        first = effects = self._attempt(backend)
+        if effects.divergence is not None and not is_changed():
+            if self.max_turns is ... and effects.hook_may_have_raised:
+                effects = self._attempt(backend, hooks_raise_user_errors=True)
             if effects.divergence is not None:
-                raise
+                effects = self._try_moments(first, backend)
+        if effects.divergence is not None:
+            raise first.divergence or effects.divergence
+        return effects
+
+    def _try_moments(self, effects: ReplayEffects, backend: Backend) -> ReplayEffects:
+        """Return the attempt with the ends from outside at other moments that came out, or one that didn't.
+
+        An end of which an attempt comes further keeps its moment, and a later end is tried from there.
+        """
+        moments: Moments = {}
+        left = _MOST_ATTEMPTS
+        while True:
+            best = effects
+            for place, moment in self._list_moments(effects):
+                left -= 1
+                tried = self._attempt(backend, moments={**moments, place: moment})
+                if tried.divergence is None or left <= 0:
+                    return tried
+                if best.divergence is not None and tried.divergence.n > best.divergence.n:
+                    best = tried
+            if best is effects:
+                return effects
+            effects, moments = best, best.moments
+
+    def _list_moments(self, effects: ReplayEffects) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the moments to try of each end from outside near the divergence of *effects*, the latest end first."""
+        assert effects.divergence is not None
+        at, start = effects.divergence.n, effects.entry.start
+        for place in range(min(at + _NEAR, effects.entry.stop - 1), max(start, at - _NEAR), -1):
+            record = effects.records[place]
+            if not isinstance(record, r.CancelRequested | r.DeadlinePassed):
+                continue
+            if place <= at:
+                yield from ((place, (place, steps)) for steps in range(effects.steps.get(place, 0) + 1))
+            if ends_from_outside(record) and isinstance(record, r.CancelRequested):  # noticed later than it came
+                yield from ((place, (due, 0)) for due in range(place - 1, max(start, place - _NEAR), -1))
+
+    def _attempt(self, backend: Backend, **options: Any) -> ReplayEffects:
+        effects = ReplayEffects(self.recorded, **options)
+        with suppress(ReplayDivergence):
+            self._run(effects, backend)
         return effects
 
     def _run(self, effects: ReplayEffects, backend: Backend) -> None:
@@ -127,13 +192,18 @@ class Replaying:
                     one.play,
                     begin,
                     backend=backend,
-                    scheduler=effects.choose,
+                    scheduler=effects.guarded(effects.choose, 0),
                     order="steps",
-                    before_step=effects.before_step,
+                    before_step=effects.guarded(effects.before_step),
                 )
             except Deadlock:
-                if effects.divergence is None:
+                if effects.divergence is None and effects.fault is None:
                     effects.diverge(None, stuck(effects.records[effects.cursor], one.held()))
+            except Exception:
+                if effects.fault is None:
+                    raise
+            if effects.fault is not None:
+                raise effects.fault
             if effects.divergence is not None:
                 raise effects.divergence
             if entry.ended:
@@ -215,13 +285,9 @@ class _SegmentReplay:
                     async with stream:
                         live = stream._live
                         effects.log = live.tree.log
-                        live.tree.log.follow(events=Consumer(effects, live))
-                        effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
-                        effects.cause_end, effects.cancel_run = self._cause_end, self._cancel_run
-                        effects.live_call = live.tree.find_call
-                        effects.live_run = lambda path: live.tree.children.get(path) if path else live
-                        effects.end_call = self._end_call
-                        effects.expire_waiting = self._expire_waiting
+                        live.tree.log.follow(events=Consumer(live.state, None, live.agent_at, effects=effects))
+                        effects.stop = stream._stop
+                        effects.guarded(self._connect)(stream, live)
                         group.start_soon(self._drive, name="agentloop replay")
                         await stream.finished()
                 finally:
@@ -232,6 +298,16 @@ class _SegmentReplay:
             self._keep_error(errors.exceptions[0])
         if self.error is None and stream.error is None and stream._live.state.ended is not None:
             self.result = stream.result
+
+    def _connect(self, stream: Any, live: LiveRun) -> None:
+        """Give the effects the callbacks of the driver."""
+        effects, guarded = self.effects, self.effects.guarded
+        effects.turn_is_over = lambda: stream.cancel("after_turn")
+        effects.cause_end, effects.cancel_run = guarded(self._cause_end), guarded(self._cancel_run)
+        effects.stop_run, effects.expire_waiting = guarded(self._stop_run), guarded(self._expire_waiting)
+        effects.end_call = guarded(self._end_call, False)
+        effects.live_call = live.tree.find_call
+        effects.live_run = lambda path: live.tree.children.get(path) if path else live
 
     def _find_trace(self) -> Callable[[LiveRun], Awaitable[Trace]] | None:
         """Return a function that returns the recorded trace of the segment; None if it had none."""
@@ -260,10 +336,13 @@ class _SegmentReplay:
 
     async def _drive(self) -> None:
         loop = waiting()
-        while not self.effects.over:
-            await loop.all_blocked()
-            if not self.effects.over:
-                await self._advance()
+        try:
+            while not self.effects.over:
+                await loop.all_blocked()
+                if not self.effects.over:
+                    await self._advance()
+        except Exception as error:
+            self.effects.keep_fault(error)
 
     async def _advance(self) -> None:
         effects = self.effects
@@ -281,7 +360,7 @@ class _SegmentReplay:
             effects.come_up()
             effects.release()
         elif self._ends_while_loading(wanted):
-            self._end_run(effects.records[effects.cursor + 1])
+            self._end_while_loading(effects.records[effects.cursor + 1])
         elif effects.is_end_due():
             effects.come_up()
             self._cause_end()
@@ -297,7 +376,7 @@ class _SegmentReplay:
         ):
             pass
         elif isinstance(wanted, r.CleanupCut):
-            if wanted.section == "ctx.cleanup" or not self._jump_to_next_timer():
+            if not self._cut_write(wanted) and (wanted.section == "ctx.cleanup" or not self._jump_to_next_timer()):
                 effects.insert()
         elif not self._cause_record(wanted):
             effects.diverge(None, stuck(wanted, self.held()))
@@ -370,12 +449,21 @@ class _SegmentReplay:
         if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
             return False
         # Without a cause, a guardrail has judged the output since: the outcome no longer shows the timeout.
-        if settled.outcome.cancelled_by is not None or live.timeout_at == math.inf:
+        if settled.outcome.cancelled_by is not None or timeout_at(live) == math.inf:
             return False
+        self._note_reports(live, settled)
         live.scope.cancel()
         if settled.outcome.status == "timed_out":
             self._end_others(call)
         return True
+
+    def _note_reports(self, live: Any, settled: r.CallSettled) -> None:
+        """Act as if a body had reported its progress, if it ran as long as its whole timeout: no body runs here."""
+        limits, body, outcome = live.steps.limits, live.body, settled.outcome
+        if limits is None or limits.idle is None or limits.whole is None or outcome.started_at is None:
+            return
+        if (settled.body_ended_at or outcome.ended_at or 0.0) - outcome.started_at >= limits.whole - SLACK:
+            body.idle_since = body.ends_at = body.began + limits.whole
 
     def _end_others(self, first: Call) -> None:
         """End the calls that timed out in the same pass of the loop as *first*.
@@ -391,7 +479,7 @@ class _SegmentReplay:
             other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.tree.find_call(call)
             if other is None or live is None or effects.records[other].outcome.status != "timed_out":  # type: ignore[union-attr]
                 continue
-            if live.timeout_at < math.inf and effects.records[other].at - effects.records[index].at < CLEARLY:
+            if timeout_at(live) < math.inf and effects.records[other].at - effects.records[index].at < CLEARLY:
                 effects.unheld.add(call)
                 live.scope.cancel()
 
@@ -435,7 +523,7 @@ class _SegmentReplay:
     def _has_timed_out(self, call: Call) -> bool:
         """Tell whether the timeout of *call* had passed when the due record was appended."""
         live = self.stream._live.tree.find_call(call)
-        left = math.inf if live is None else live.timeout_at - anyio.current_time()
+        left = math.inf if live is None else timeout_at(live) - anyio.current_time()
         return bool(left <= self.effects.ahead(self.effects.cursor) + SLACK)
 
     def _cause_end_of_run(self, path: Path) -> bool | None:
@@ -477,10 +565,11 @@ class _SegmentReplay:
         """Cancel the run, or let its deadline pass, as *record* tells."""
         live = self.stream._live
         if isinstance(record, r.CancelRequested):
+            self.effects.admit_late()
             if (stopped := self.effects.find_stop_before_cancel()) is not None:
                 live.end_recorded, self.effects.cancels_at = "parent", stopped
                 return self.effects.insert()
-            self.stream._stop()
+            self._stop_run()
             if self.effects.is_expiry_next():
                 record_end(live)
                 self._expire_waiting()
@@ -488,10 +577,54 @@ class _SegmentReplay:
             live.limit_scope.cancel()
             record_end(live)
 
+    def _end_while_loading(self, record: r.Record) -> None:
+        """End the run before its first record, as *record*, the second one, tells."""
+        if isinstance(record, r.CancelRequested) and self.effects.ends_by_timeout():
+            self.stream._live.end_recorded = "parent"  # a busy loop noticed both at once: see `_insert_late_end`
+            self.stream._live.limit_scope.cancel()
+        else:
+            self._end_run(record)
+
     def _cancel_run(self) -> None:
         """Cancel the run. Its record was appended before, or is inserted when it is due."""
         self.stream._live.end_recorded = "parent"
+        self._stop_run()
+
+    def _stop_run(self) -> None:
+        """Cancel the run, and its calls in the same step.
+
+        An owner of calls whose step is due already, as a call of it has settled, hears of its cancellation a pass late,
+        and on asyncio its calls hear of it from the owner. The task order of the log isn't the loop's: calls may have
+        to settle before that.
+        """
         self.stream._stop()
+        for calls in tuple(self.stream._live.tree.calls.values()):
+            nursery = next((one.batch.nursery for one in calls.values()), None)
+            if nursery is not None and not nursery.on_trio:  # there they have heard of it, in an order of its own
+                nursery.cancel()
+
+    def _cut_write(self, cut: r.CleanupCut) -> bool:
+        """Cut the write to the session that *cut*, the due record, tells of. Return False if a timer of its own does.
+
+        The write is shielded, so the run notices its end behind it, or never, if it was its last step. It is bounded by
+        the deadlines around it: of the run, of a call, of the caller. A replay has none of them, since the log tells
+        when they passed. A native cancellation sets the deadline that cuts the write.
+        """
+        effects, outermost = self.effects, self.stream._live
+        write = effects.writes.get(cut.path)
+        if cut.section != "session save" or write is None or write.deadline < math.inf:
+            return False
+        following = None if outermost.end_recorded is not None else effects.find_end_from_outside()
+        goes_on = effects.find(r.TurnStarted | r.ModelRequested | r.HandedOff, cut.path) is not None
+        if goes_on or isinstance(following, r.CancelRequested):
+            effects.cancels_at = effects.cursor
+            self._cancel_run()
+            return True
+        if following is not None and outermost.limit_scope is not None:  # the run itself appends the record of it
+            outermost.limit_scope.cancel()
+        effects.come_up()
+        write.cancel()
+        return True
 
     def _insert_late_end(self) -> None:
         """Append the due cancellation as it was recorded, and cause the deadline that had passed before it.

@@ -10,13 +10,14 @@ import asyncio
 import json
 import math
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, NoReturn
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import error_summary, summary_parts
@@ -27,24 +28,28 @@ from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.withholding import Withheld, WithheldText
+from agentloop.abc import effects as e
 from agentloop.agents._tool_search import FoundText
+from agentloop.config.hooks import RunOutcome
 from agentloop.exceptions import AgentLoopError, OutcomeUnknown, UserError
-from agentloop.hooks import RunOutcome
-from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
+from agentloop.lab._recorded_errors import is_rebuilt, rebuilt, rebuilt_model_error
 from agentloop.limits import Limit
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
 from agentloop.testing.replaying._comparison import (
     BEFORE_TIMERS,
     CLEARLY,
+    Moments,
     NoVerdict,
     ReplayLog,
     is_input_guardrail,
     is_of_input,
     pass_time,
     task_key,
+    timeout_at,
 )
-from agentloop.testing.replaying._raised_hooks import reduce_error
+from agentloop.testing.replaying._raised_hooks import same_error
 from agentloop.testing.replaying._recorded import (
     FROM_OUTSIDE,
     INPUTS,
@@ -52,13 +57,32 @@ from agentloop.testing.replaying._recorded import (
     Path,
     RecordedRun,
     Standin,
+    ends_from_outside,
     list_errors,
     same_output,
 )
 from agentloop.tools import ExternalBody
 
+SAVING = "saving to the session"
+"""The name of an effect that writes to the session, while it waits."""
 _current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
 """The run whose model call the current task makes: the effects `Random` and `Sleep` don't name their run."""
+
+
+def _guarded(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return *do*, an async method of the effects that raises recorded errors, which keeps any other as a fault."""
+
+    @wraps(do)
+    async def called(self: ReplayEffects, *given: Any) -> Any:
+        try:
+            return await do(self, *given)
+        except Exception as error:
+            # The library's errors and groups are those of nested runs.
+            if not is_rebuilt(error) and not isinstance(error, AgentLoopError | ExceptionGroup):
+                self.keep_fault(error)
+            raise
+
+    return called
 
 
 class ReplayEffects(ReplayLog):
@@ -67,8 +91,10 @@ class ReplayEffects(ReplayLog):
     `Replaying` makes one for each attempt; the tasks of the replayed run and the driver change it.
     """
 
-    def __init__(self, recorded: RecordedRun, *, hooks_raise_user_errors: bool = False) -> None:
-        super().__init__(recorded)
+    def __init__(
+        self, recorded: RecordedRun, *, hooks_raise_user_errors: bool = False, moments: Moments | None = None
+    ) -> None:
+        super().__init__(recorded, moments or {})
         self.hooks_raise_user_errors = hooks_raise_user_errors
         """True if hooks raise the library's `UserError`, too; else the run is to raise it by itself.
 
@@ -78,9 +104,12 @@ class ReplayEffects(ReplayLog):
         self.hook_may_have_raised = False
         """True once a run has come to its end by a `UserError` right after a hook, which hasn't raised it."""
         self._errors_of_ends: defaultdict[Path, list[BaseException]] = defaultdict(list)
+        self.writes: dict[Path, anyio.CancelScope] = {}
+        """By run, the scope of the section in which it writes to its session, if that was cut."""
 
     # -- the door
 
+    @_guarded
     async def perform(self, effect: Any) -> Any:
         """Return the recorded result of *effect* once its record is due.
 
@@ -109,12 +138,28 @@ class ReplayEffects(ReplayLog):
                 return await self._load_session(path)
             case e.SaveSession(path):
                 return await self._save_session(path)
+            case e.AwaitInput(path):
+                return await self._await_input(path)
             case e.CallCallback(path, "compaction"):
                 return await self._compact(path)
             case e.CallCallback(path, what, key):
                 if is_told_elsewhere(what):
                     return await told_elsewhere(self, path, what, key)
                 return await answered(self, path, what, key)
+
+    async def _await_input(self, path: Path) -> bool:
+        """Wait until the next input is due, which is the result of a background call, and let the run have it.
+
+        Return False if the run ended without one: no body ran.
+        """
+        index, end, what = self.find(r.InputAdded, path), self.find(r.RunEnded, path), "the result of a background call"
+        if index is None:
+            if end is not None and not self._cuts_effects(end):
+                return False
+            await self.cut_off(path, None, what)
+        await self.known(index, what)
+        self.insert_given()
+        return True
 
     async def _draw_random(self) -> float:
         path = _current_path.get()
@@ -233,8 +278,8 @@ class ReplayEffects(ReplayLog):
             return
         ended = self.next_of_call(path, call_id, r.BodyEnded)
         too_late = self._took_too_long(settled) if ended is None else self._is_late(ended, settled)
-        if not too_late and live.timeout_at < math.inf:
-            live.body.timer, live.scope.deadline = None, math.inf
+        if not too_late and timeout_at(live) < math.inf:
+            live.body.ends_at, live.scope.deadline = math.inf, math.inf
 
     async def _play_nested_run(self, effect: e.CallTool) -> Any:
         """Replay the run of an agent tool like its parent, and end when the body of the call had ended."""
@@ -291,6 +336,8 @@ class ReplayEffects(ReplayLog):
     async def _play_body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
         late = settled is not None and not ended.failed and self._is_late(index, settled)
+        if settled is not None and ended.failed and self._breaks_at_end(index, settled):
+            await self._break_cleanup(index, ended, what)
         if settled is not None and (late or not settled.outcome.body_finished):
             try:
                 return await self.cut_off(ended.path, ended.call_id, what, cancelled=True)
@@ -308,6 +355,29 @@ class ReplayEffects(ReplayLog):
             raise rebuilt(_said_in(ended), fatal=ended.fatal)
         return self.value_of(ended, settled)
 
+    def _breaks_at_end(self, index: int, settled: r.CallSettled) -> bool:
+        """Tell whether the run was ended from outside in the step in which a body raised, at record *index*, in a
+        cleanup that something else had caused: a timeout, or the body's own scopes.
+        """
+        cut = settled.outcome.cancelled_by in FROM_ABOVE and not settled.outcome.body_finished
+        return cut and index + 1 < self.entry.stop and ends_from_outside(self.records[index + 1])
+
+    async def _break_cleanup(self, index: int, ended: r.BodyEnded, what: str) -> NoReturn:
+        """Raise the error of a body as an error in its cleanup, when record *index* is due.
+
+        Cancellation: the wait is shielded.
+        """
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                await self.until(index, what)  # noqa: ASYNC102 - shielded, and released when the replay is over
+                if not self.over:
+                    raise rebuilt(_said_in(ended)) from None
+        await anyio.sleep_forever()  # the run is being ended
+        raise AssertionError
+
     def _is_late(self, index: int, settled: r.CallSettled) -> bool:
         """Tell whether a body that returned, at record *index*, did so after its timeout: its value didn't count."""
         outcome = settled.outcome
@@ -324,15 +394,15 @@ class ReplayEffects(ReplayLog):
     def _took_too_long(self, settled: r.CallSettled) -> bool:
         """Tell whether a body that cancelled itself did so after its timeout."""
         live, outcome, over = self.live_call((settled.path, settled.call_id)), settled.outcome, settled.body_ended_at
-        timer = None if live is None or live.body is None else live.body.timer
-        if outcome.status != "rejected" or timer is None or outcome.started_at is None or over is None:
+        body = None if live is None else live.body
+        if outcome.status != "rejected" or body is None or outcome.started_at is None or over is None:
             return outcome.status == "timed_out"
-        return bool(over - outcome.started_at >= timer.ends_at - timer.began)
+        return bool(over - outcome.started_at >= body.ends_at - body.began)
 
     def _pass_time_limit(self, call: Call) -> None:
         """Let time pass up to the timeout of a call whose body ended after it."""
         live = self.live_call(call)
-        seconds = live.timeout_at - anyio.current_time() if live is not None else math.inf
+        seconds = timeout_at(live) - anyio.current_time() if live is not None else math.inf
         if 0 < seconds < math.inf:
             pass_time(seconds + BEFORE_TIMERS)
 
@@ -434,18 +504,25 @@ class ReplayEffects(ReplayLog):
         return list(started.shown[:before]) if started.shown[before:] == started.input else []
 
     async def _save_session(self, path: Path) -> None:
-        what = "saving to the session"
         index = self.next_of_run(path)
         if index is not None and isinstance(self.records[index], r.SessionSaved):
-            await self.known(index, what)
+            await self.known(index, SAVING)
             return
         text = None if index is None else self._find_error_of_save(path, index)
         if index is None or text is None:
-            await self.cut_off(path, None, what)
-        await self.known(index, what)
+            await self._cut_write(path)
+        await self.known(index, SAVING)
         error = self._rebuild(path, text)
         self._errors_of_ends[path].append(error)
         raise error
+
+    async def _cut_write(self, path: Path) -> NoReturn:
+        """Act as a write to the session that was cut: wait for it. Its section was the last to be entered."""
+        self.writes[path] = next(reversed(self.live_run(path).cleanup._sections))
+        try:
+            await self.cut_off(path, None, SAVING)
+        finally:
+            del self.writes[path]
 
     def _find_error_of_save(self, path: Path, index: int) -> str | None:
         """Return what writing to the session raised, in a run whose next record is *index*; None if it was cut."""
@@ -488,6 +565,7 @@ class ReplayEffects(ReplayLog):
 
     # -- hooks: points at which a run may have waited
 
+    @_guarded
     async def run_hook(self, path: Path) -> None:
         """Wait until the next record of the run is due, as if its hooks had taken the time.
 
@@ -546,6 +624,7 @@ class ReplayEffects(ReplayLog):
         due = valid_history((*session.held, *run.state.new_items[session.saved :]))
         return bool(due or not session.input_saved or session.before is not None)
 
+    @_guarded
     async def run_end_hook(self, path: Path, outcome: RunOutcome) -> None:
         """Wait until the last record of a run is due, unless others come before.
 
@@ -560,8 +639,8 @@ class ReplayEffects(ReplayLog):
             await self.until(index, "on_run_end", in_time=False)
         left = list_errors(self.records[index])
         raised = {*self._errors_of_ends[path], *([] if outcome.error is None else [outcome.error])}
-        for text in [reduce_error(error_summary(error)) for error in raised]:
-            place = next((place for place, one in enumerate(left) if reduce_error(one) == text), None)
+        for text in map(error_summary, raised):
+            place = next((place for place, one in enumerate(left) if same_error(one, text)), None)
             if place is not None:
                 del left[place]
         if left and not self.over:
@@ -600,6 +679,17 @@ class ReplayEffects(ReplayLog):
         state = self.log.state.at(path)
         return path, 0 if state is None else state.turn
 
+    def follow(self, record: r.Record) -> None:
+        """Do what is due after *record*, which is folded now."""
+        if isinstance(record, r.TurnStarted):
+            self.beginning.discard(record.path)
+        self.cancel_unseen()
+        self.insert_given()
+        self.insert_cuts()
+        self.cause_end_at_once()
+        self.admit_held()
+
+    @_guarded
     async def begin_turn(self) -> None:
         """Wait until the next turn of the current run is due, or the input that it is shown before that turn.
 
@@ -616,6 +706,7 @@ class ReplayEffects(ReplayLog):
         if isinstance(following, r.TurnStarted | r.InputShown) or is_of_input(following):
             await self.known(index, "the consumer", in_time=False)
 
+    @_guarded
     async def start_hook(self, path: Path, call_id: str) -> None:
         """Raise the recorded error of a start hook of a call: the call failed, and its body has no record."""
         index = self.next_of_call(path, call_id)
@@ -627,6 +718,7 @@ class ReplayEffects(ReplayLog):
             bare = end is not None and self.records[end].error == text  # type: ignore[union-attr]  # as its kind says
             raise self._rebuild_bare(path, text) if bare else rebuilt(text)
 
+    @_guarded
     async def end_hook(self, path: Path, call_id: str) -> None:
         """Wait until the next record of the call is due: its settlement.
 
@@ -651,7 +743,8 @@ class _RecordedAdmission(Limit):
 
     def free(self, now: float) -> float:
         """Return infinity if calls may start, else 0."""
-        return math.inf if self._effects.admits_more(self._path, self._turn) else 0
+        admits = self._effects.guarded(self._effects.admits_more, True)
+        return math.inf if admits(self._path, self._turn) else 0
 
     def take(self, now: float) -> None:
         """Do nothing: the log tells."""
@@ -660,12 +753,10 @@ class _RecordedAdmission(Limit):
         """Do nothing: the log tells."""
 
 
-class Consumer(EventBuffer):
+class Consumer(EventBuffer, kw_only=True):
     """Replaces the reader of the run's events: a turn begins when its record is due, as with a slow reader."""
 
-    def __init__(self, effects: ReplayEffects, live: Any) -> None:
-        super().__init__(live.state, None, live.agent_at)
-        self._effects = effects
+    effects: ReplayEffects
 
     def has_room_for(self, calls: int) -> bool:
         """Return False: each batch has a gate."""
@@ -673,24 +764,18 @@ class Consumer(EventBuffer):
 
     def new_gate(self) -> Limit:
         """Return a gate that admits the calls of a turn only as the log does: a slow consumer may have held them."""
-        return _RecordedAdmission(self._effects, *self._effects.current_run())
+        return _RecordedAdmission(self.effects, *self.effects.guarded(self.effects.current_run, ((), 0))())
 
     def record(self, record: r.Record) -> None:
         """Append the inputs, cause the cancellation or append the cut that is due after *record*, which is folded now.
 
         Nothing reads events in a replay.
         """
-        if isinstance(record, r.TurnStarted):
-            self._effects.beginning.discard(record.path)
-        self._effects.cancel_unseen()
-        self._effects.insert_given()
-        self._effects.insert_cuts()
-        self._effects.cause_end_at_once()
-        self._effects.admit_held()
+        self.effects.guarded(self.effects.follow)(record)
 
     async def room(self) -> None:
         """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""
-        await self._effects.begin_turn()
+        await self.effects.begin_turn()
         await checkpoint_if_cancelled()
 
 

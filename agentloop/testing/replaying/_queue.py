@@ -18,9 +18,9 @@ Facts: `_held`, the line of the lanes whose heads wait for the log. All else is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from heapq import heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentloop._core.admission import Admission, Ticket, _LimitQueue
 from agentloop.limits import Limit, Rate
@@ -38,6 +38,10 @@ class Position(Protocol):
     admissions: dict[Call, tuple[int, float | None]]
     """By call, the number of the first record that shows its admission or its end, and when it was queued."""
     live_call: Callable[[Call], LiveCall | None]
+
+    def guarded(self, do: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+        """Return *do*, which returns *otherwise* in place of raising, and ends the replay."""
+        ...
 
     def limits_of(self, path: Path, call_id: str) -> Iterable[Limit]:
         """Return the shared limits of a call that may not have been made yet."""
@@ -61,6 +65,7 @@ class RecordedQueue(Admission):
         super().__init__()
         self._position = position
         self._order = _RecordedOrder()
+        self._late: Collection[Call] = ()
         self._held = self._order.line = _LimitQueue(self._order, self, queue=[])
 
     @property
@@ -70,6 +75,10 @@ class RecordedQueue(Admission):
 
     def admit(self, now: float) -> list[Ticket]:
         """Take the limits of the calls that start at *now*, held ones too, and return them in starting order."""
+        found: list[Ticket] = self._position.guarded(self._admit_in_order, [])(now)
+        return found
+
+    def _admit_in_order(self, now: float) -> list[Ticket]:
         started: list[Ticket] = []
         while True:
             while (first := self._held.first()) is not None:
@@ -81,7 +90,22 @@ class RecordedQueue(Admission):
             if not more:  # else a held call may have waited for one of them
                 return started
 
+    def admit_late(self, late: Collection[Call], rates: Iterable[Rate]) -> None:
+        """Let the *late* calls have room in their *rates*: the log shows them admitted as their run was being ended.
+
+        A rate gets room by the clock: on a real loop, in the very moment of the end; and in another process, anew.
+        """
+        self._late = late
+        for rate in rates:
+            rate._starts.clear()
+            if (line := self._line(rate)) is not None:
+                line.mark()
+
     def _find_lacking(self, ticket: Ticket) -> list[Limit]:
+        found: list[Limit] = self._position.guarded(self._find_lacking_in_order, [])(ticket)
+        return found
+
+    def _find_lacking_in_order(self, ticket: Ticket) -> list[Limit]:
         lacking = super()._find_lacking(ticket)
         return [self._order] if not lacking and self._is_held(ticket) else lacking
 
@@ -89,7 +113,9 @@ class RecordedQueue(Admission):
         live: LiveCall = ticket.owner
         position, path = self._position, live.run.state.path
         own, queued = position.admissions.get((path, live.call_id), (math.inf, None))
-        if position.over or own <= position.cursor:
+        for one in ticket.lane.tickets if ticket.lane is not None else ():  # those behind it were admitted after it
+            own = min(own, position.admissions.get((one.owner.run.state.path, one.owner.call_id), (own, None))[0])
+        if position.over or own <= position.cursor or (path, live.call_id) in self._late:
             return False
         left: dict[Limit, float] = {limit: limit.free(self._now) for limit in live.tool.capacity}
         if any(isinstance(limit, Rate) and limit.name_shown in ticket.waited_for for limit in left):

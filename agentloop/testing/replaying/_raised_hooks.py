@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from agentloop import records as r
-from agentloop._common.error_text import summary_parts, tool_failure
+from agentloop._common.error_text import REDACTED, summary_parts, tool_failure
 
 Path = tuple[str, ...]
 Call = tuple[Path, str]
@@ -151,6 +151,15 @@ def reduce_error(error: str) -> str:
     # Redacted text is redacted a second time. The redacted leaves of a group come back as one error. Of a group that is
     # a cause only the leaves are known.
     return _OF_GROUP.sub(r"\1", _REDACTED.sub("", _REDACTED_LEAVES.sub("()", error)))
+
+
+def same_error(wanted: str, got: str) -> bool:
+    """Tell whether an error with the summary *wanted* has the summary *got* in a replay.
+
+    An error with a part that was redacted is wholly redacted there, where a call with a secret raises it again.
+    """
+    hidden = REDACTED in wanted and got == f"{summary_parts(wanted)[0]}({REDACTED})"
+    return hidden or reduce_error(wanted) == reduce_error(got)
 
 
 _REDACTED = re.compile(r"\[redacted\]+")

@@ -22,7 +22,7 @@ from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._cut_segments import imagine_end
-from agentloop.testing.replaying._raised_hooks import find_raising, is_raised, reduce_error, stop_time
+from agentloop.testing.replaying._raised_hooks import find_raising, is_raised, reduce_error, same_error, stop_time
 
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
@@ -176,6 +176,24 @@ class RecordedRun:
             if first is not None:
                 started = self.first(places, first, entry.stop, lambda one: isinstance(one, r.CallStarted))
                 found[call] = first, None if started is None else self.records[started].queued_at  # type: ignore[union-attr]
+        return found
+
+    def calls_admitted_late(self, entry: RecordedSegment) -> set[Call]:
+        """Return the calls of *entry* that had been admitted as its run was being ended, and never began.
+
+        They settled behind later calls of their batch, which still waited: those settle in one step, in model order.
+        """
+        order = {call: number for number, call in enumerate(self.tools)}
+        latest: dict[tuple[Path, int], int] = {}
+        found: set[Call] = set()
+        for record in self.records[entry.start : entry.stop]:
+            if not isinstance(record, r.CallSettled) or record.outcome.started_at is not None:
+                continue
+            if record.outcome.cancelled_by in FROM_ABOVE:
+                number = order.get((record.path, record.call_id), -1)
+                if number < latest.get((record.path, record.turn), -1):
+                    found.add((record.path, record.call_id))
+                latest[record.path, record.turn] = max(number, latest.get((record.path, record.turn), -1))
         return found
 
     def bodies_over(self, entry: RecordedSegment) -> dict[Call, int]:
@@ -462,6 +480,8 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
                 changes["details"] = wanted.details
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
+        case r.ApprovalRequested() if lenient.digest:  # of arguments that the log may not have; they are its own
+            changes["digest"] = wanted.digest
         case r.CallStarted() if _waits_fit(wanted, got):
             changes["waited_for"] = wanted.waited_for
         case r.TurnStarted():  # the verdicts show the guardrails, and older logs don't have this field
@@ -501,7 +521,7 @@ def _list_own_waits(started: r.CallStarted) -> list[str]:
 def _take_error(wanted: Any, got: Any) -> dict[str, Any]:
     if wanted.error is None or got.error is None:
         return {}
-    return {"error": wanted.error} if reduce_error(wanted.error) == reduce_error(got.error) else {}
+    return {"error": wanted.error} if same_error(wanted.error, got.error) else {}
 
 
 def list_errors(end: r.Record) -> list[str]:

@@ -22,9 +22,9 @@ from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
 from agentloop.agents._sourced_tools import ASKED, SourcedTools
 from agentloop.config import RunConfig
+from agentloop.config.hooks import AgentHooks, RunHooks
 from agentloop.exceptions import UserError
 from agentloop.guardrails import BlockedOutputArgs, tool_input_guardrail, tool_output_guardrail
-from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.lab._copies import AgentCopies, ClosedSession
 from agentloop.limits import Capacity, Rate
@@ -222,9 +222,30 @@ class RecordedAgents(AgentCopies):
         earlier = self._sourced.get((path, place))
         if described is None and earlier is not None:
             return earlier
-        made = SourcedTools(tuple(self._make_tool(one) for one in described or ()), described or [])
-        self._sourced[path, place] = made
+        index = self._effects.find(r.RunEnded, path)
+        error = "" if index is None else str(getattr(self._effects.records[index], "error", None))
+        tools = tuple([self._find_given(path, one, error) or self._make_tool(one) for one in described or ()])
+        told = re.search("source '(.*?)' has a tool named", error)  # where each of its tools has the name of an own one
+        name = next((one["source"] for one in described or () if "source" in one), told[1] if told else "")
+        made = self._sourced[path, place] = SourcedTools(tools, described or [], name)
         return made
+
+    def _find_given(self, path: Path, described: Mapping[str, Any], error: str) -> FunctionTool | None:
+        """Return the agent's own tool, or the one of another source, that has this name: the source gave that very one.
+
+        None if there is none, or if the log tells that the tool was another one: its run failed with *error* for that,
+        or the application was asked whether it is enabled.
+        """
+        name = ".".join(filter(None, (described.get("namespace"), described["name"])))
+        if f"has a tool named {name!r}" in error or f"have a tool named {name!r}" in error or "is_enabled" in described:
+            return None
+        if "source" not in described:
+            return next(
+                (one for one in self._effects.live_run(path).agent.functions if one.qualified_name == name), None
+            )
+        others = (made for (of, _), made in self._sourced.items() if of == path)
+        pairs = (pair for made in others for pair in zip(made.described, made.tools, strict=True))
+        return next((tool for one, tool in pairs if one == described), None)
 
     def _make_tool(self, described: Mapping[str, Any]) -> FunctionTool:
         name = described["name"]
@@ -333,16 +354,24 @@ class RecordedAgents(AgentCopies):
 
         def cost(arguments: Mapping[str, Any]) -> Decimal:
             effects = self._effects
-            for index in range(effects.cursor, effects.entry.stop):
-                record = effects.records[index]
-                if isinstance(record, r.CallStarted) and record.tool == tool and record.attempt == 1:
-                    if _parse_json(record.arguments) == arguments:
-                        return Decimal(record.cost or 0)
-                elif isinstance(record, r.BatchEnded | r.TurnStarted):
-                    break
+            left = effects.records[effects.cursor : effects.entry.stop]
+            starts = [one for one in left if isinstance(one, r.CallStarted) and one.tool == tool and one.attempt == 1]
+            for started in starts:
+                if _parse_json(started.arguments) == arguments:
+                    return Decimal(started.cost or 0)
+            own = (one for one in left if isinstance(one, r.GuardrailSettled | r.CallSettled))
+            first = next((one for one in own if self._is_call(one, tool, arguments)), None)
+            if first is not None and not (isinstance(first, r.CallSettled) and first.outcome.status == "skipped"):
+                return Decimal(0)  # there was room for it, or it never came to be asked
             return Decimal("1e1000")  # the call didn't start: if a budget was the reason, its cost was too high
 
         return cost
+
+    def _is_call(self, record: r.GuardrailSettled | r.CallSettled, tool: str, arguments: Mapping[str, Any]) -> bool:
+        """Tell whether *record* is of a call of *tool* with these *arguments*."""
+        run = None if self._effects.log is None else self._effects.log.state.at(record.path)
+        state = None if run is None or record.call_id is None else run.calls.get(record.call_id)
+        return state is not None and state.call.name == tool and _parse_json(state.call.arguments) == arguments
 
     def _make_check(self, tool: str) -> Any:
         """Return a check that finds the arguments of *tool* wrong which the log says were: it has no schema."""

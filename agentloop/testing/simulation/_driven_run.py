@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import anyio
 import attrs
 
 from agentloop import spans
-from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
@@ -23,11 +23,12 @@ from agentloop.exceptions import InputRefusedError, StateError, UserError, UserT
 from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
+from agentloop.run._stream import RunStream
 from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitor_lines
 from agentloop.testing.simulation._reach import REACH
 from agentloop.testing.simulation._simulated_parts import SimulatedEffects, SimulatedModels, Watch, agents_of
-from agentloop.testing.simulation._stepping import Stepped, run_stepped
+from agentloop.testing.simulation._stepping import Program, Stepped, run_stepped
 from agentloop.testing.simulation.event_loop import Backend, Deadlock
 from agentloop.testing.simulation.gate import Gate
 from agentloop.testing.simulation.schedules import Recorder, first
@@ -189,8 +190,12 @@ def simulate(
     streamed: bool,
     scheduler: Recorder,
     begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None,
+    around: Callable[[SimulatedRun], Awaitable[Any]] = SimulatedRun.program,
 ) -> SimulatedRun:
-    """Run *world* once, from its input or the result of *begin*, and return the observations."""
+    """Run *world* once, from its input or the result of *begin*, and return the observations.
+
+    *around* runs the program of the run that it is given, in place of that program.
+    """
     gate = Gate(scheduler) if world.order == "gate" else None
     driven = _prepare_run(world, streamed, gate)
     driven.begin = begin
@@ -202,17 +207,19 @@ def simulate(
             count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
             stack.enter_context(monitor_lines())
             stack.callback(driven.switching.close)
-        driven.stepped = _run_stepped(world, driven, backend, scheduler)
+        driven.stepped = _run_stepped(world, driven, partial(around, driven), backend, scheduler)
     if (reach := REACH.get()) is not None:
         reach.note(driven.watch.records, driven.watch.bodies)
     return driven
 
 
-def _run_stepped(world: World, driven: SimulatedRun, backend: Backend, scheduler: Recorder) -> Stepped:
+def _run_stepped(
+    world: World, driven: SimulatedRun, program: Program, backend: Backend, scheduler: Recorder
+) -> Stepped:
     gated = driven.gate is not None
     try:
         return run_stepped(
-            driven.program,
+            program,
             backend=backend,
             at=world.cancel.step if world.cancel is not None else None,
             kind=world.cancel.kind if world.cancel is not None and backend == "asyncio" else "scope",

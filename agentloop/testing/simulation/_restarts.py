@@ -166,6 +166,7 @@ class _Restarts:
                     streamed=self.streamed,
                     scheduler=recorder,
                     begin=begin if self.held else None,
+                    around=self._play,
                 )
         finally:
             self.disk.on_death = None  # a journal that was not closed keeps its disk as long as the interpreter runs
@@ -173,6 +174,9 @@ class _Restarts:
         self.kept.append(len(self.held))
         self.runs.append(run)
         return run
+
+    async def _play(self, driven: SimulatedRun) -> Any:
+        return await driven.program()
 
     def _open_journal(self) -> Any:
         return FileJournal(NAME, storage=self.disk, codec=self.codec)

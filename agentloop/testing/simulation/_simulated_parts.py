@@ -16,15 +16,15 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentloop import effects as e
 from agentloop import records as r
-from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
+from agentloop.abc import effects as e
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 from agentloop.handoffs import target_of
 from agentloop.model_events import ModelFeature, ModelRequest
+from agentloop.run._stream import RunStream
 from agentloop.spans import Span
 from agentloop.testing.scripted import ALL_FEATURES, ScriptedModel, Step
 from agentloop.testing.simulation._lines import LABEL

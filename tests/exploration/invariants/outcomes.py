@@ -377,7 +377,10 @@ def _goes_on_with_input(log: ObservedLog, turn: ObservedTurn, following: Observe
 
 
 def _ends_run(call: ObservedCall, behavior: object) -> bool:
-    if behavior == "run_llm_again" or not call.settled or call.settled[-1][1].outcome.output is None:
+    if behavior == "run_llm_again" or not call.settled:
+        return False
+    settled = call.settled[-1][1]
+    if settled.outcome.output is None or settled.background:
         return False
     return not isinstance(behavior, StopAtTools) or call.call.name in behavior.names
 

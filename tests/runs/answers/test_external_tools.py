@@ -10,22 +10,10 @@ from kit.agents import Run, make_agent, script_agent
 from kit.results import check_history, count_records, find_outcome, find_records, read_shown_outputs, read_waiting
 from kit.resuming import HeldJournal
 
-from agentloop import (
-    Agent,
-    ExternalTool,
-    JournalError,
-    Runner,
-    RunState,
-    StateError,
-    ToolContext,
-    UserError,
-    UserTypeError,
-    UserValueError,
-    ask_user,
-    tool,
-)
+from agentloop import Agent, ExternalTool, Runner, RunState, StateError, ToolContext, UserError, ask_user, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import JournalError, UserTypeError, UserValueError
 from agentloop.guardrails import Allow, RejectContent, tool_output_guardrail
 from agentloop.items import ApprovalRequest, CallToAnswer
 from agentloop.journal import MemoryJournal

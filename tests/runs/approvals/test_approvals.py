@@ -18,9 +18,10 @@ from kit.results import (
 from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
 from kit.watching import ToolHookLog
 
-from agentloop import RunConfig, RunContext, Runner, RunState, ToolErrorArgs, UserError, UserTypeError, tool
+from agentloop import RunConfig, RunContext, Runner, RunState, ToolErrorArgs, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
 from agentloop.testing import call
 

@@ -11,9 +11,9 @@ from kit.results import count_records, find_records, read_approval_requests, rea
 from agentloop import Agent, Allow, Ask, RunConfig, Runner, StateError, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop.guardrails import tool_input_guardrail
 from agentloop.items import Item
+from agentloop.run._live_effects import LiveEffects
 from agentloop.testing import ScriptedModel, call, say
 
 

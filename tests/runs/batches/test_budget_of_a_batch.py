@@ -8,17 +8,8 @@ import anyio
 import pytest
 from kit.agents import make_usage
 
-from agentloop import (
-    Agent,
-    Capacity,
-    RunConfig,
-    Runner,
-    UsageLimitExceeded,
-    UsageLimits,
-    UserError,
-    UserTypeError,
-    tool,
-)
+from agentloop import Agent, Capacity, RunConfig, Runner, UsageLimitExceeded, UsageLimits, UserError, tool
+from agentloop.exceptions import UserTypeError
 from agentloop.testing import FunctionModel, call, respond, say
 
 TEN = make_usage(10)

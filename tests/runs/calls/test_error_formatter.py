@@ -8,7 +8,8 @@ import pytest
 from kit.agents import Run, call_each, make_agent
 from kit.results import read_endings, read_shown_outputs
 
-from agentloop import RunConfig, ToolCallError, ToolExecution, ToolTimeoutError, tool
+from agentloop import RunConfig, ToolCallError, ToolExecution, tool
+from agentloop.exceptions import ToolTimeoutError
 from agentloop.testing import replay
 
 

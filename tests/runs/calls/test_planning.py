@@ -31,9 +31,9 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.config.policies import PendingCall
 from agentloop.guardrails import RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import HostedToolCall, Reasoning
-from agentloop.policies import PendingCall
 from agentloop.testing import ScriptedModel, call, reason, respond, say
 
 ANSWERING = RunConfig(tool_not_found_behavior="tell_model")

@@ -18,8 +18,9 @@ import pytest
 from kit.agents import Run, configure_run, make_agent
 from kit.results import find_outcome, read_outputs, read_shown_outputs, read_statuses
 
-from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserError, UserTypeError, UserValueError, tool
+from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserError, tool
 from agentloop._engine.calls.output_text import cut_text
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import File, Image, Text, ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
 

@@ -594,3 +594,19 @@ async def test_who_waits_for_its_turn_takes_no_thread_once_the_run_has_ended() -
         got.append(await threads.place("first", "first"))
         group.cancel_scope.cancel()
     assert len(got) == len(threads) == 1
+
+
+async def test_threads_that_come_free_together_go_to_all_who_wait_in_the_same_step() -> None:
+    """Nobody has to wake to let the next one have its turn: each would take a pass of the event loop."""
+    threads, got, held = Threads(2), list[object](), list[object]()
+    for name in ("first", "second"):
+        await _place(threads, name, held)
+    async with anyio.create_task_group() as group:
+        for name in ("third", "fourth"):
+            group.start_soon(_place, threads, name, got)
+        await anyio.wait_all_tasks_blocked()
+        for place in held:
+            assert isinstance(place, ThreadSlot)
+            threads.give_back(place)
+        assert len(threads) == 2
+    assert len(got) == 2

@@ -11,19 +11,11 @@ import tenacity
 from kit.agents import Run, make_agent
 from kit.results import find_outcome, find_records, read_requests, read_shown_outputs, read_statuses
 
-from agentloop import (
-    Allow,
-    JsonLimits,
-    ModelBehaviorError,
-    RunConfig,
-    RunContext,
-    ToolContext,
-    default_tool_error_function,
-    tool,
-)
+from agentloop import Allow, ModelBehaviorError, RunConfig, RunContext, ToolContext, default_tool_error_function, tool
 from agentloop import records as r
 from agentloop.guardrails import ToolInputData, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import Text
+from agentloop.settings import JsonLimits
 from agentloop.testing import call
 
 

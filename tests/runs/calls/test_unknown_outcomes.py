@@ -8,8 +8,9 @@ import pytest
 from kit.agents import Run, script_agent
 from kit.results import find_outcome, read_outputs, read_statuses
 
-from agentloop import FunctionTool, OutcomeUnknown, Runner, ToolContext, tool
+from agentloop import FunctionTool, Runner, ToolContext, tool
 from agentloop import records as r
+from agentloop.exceptions import OutcomeUnknown
 from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say

@@ -9,8 +9,9 @@ import msgspec
 import pydantic
 import pytest
 
-from agentloop import Agent, OutcomeUnknown, RunConfig, Runner, RunState, ToolCallError, UserError, tool
+from agentloop import Agent, RunConfig, Runner, RunState, ToolCallError, UserError, tool
 from agentloop import records as r
+from agentloop.exceptions import OutcomeUnknown
 from agentloop.guardrails import ReplaceOutput, tool_output_guardrail
 from agentloop.items import Refusal, Text, ToolOutput, UrlCitation
 from agentloop.journal import MemoryJournal

@@ -11,10 +11,10 @@ from kit.ending import endless
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Agent, Allow, RunConfig, Runner, ToolCancelledError, ToolContext, ToolExecution, UserError, tool
+from agentloop import Agent, Allow, RunConfig, Runner, ToolContext, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.exceptions import UserTypeError
+from agentloop.exceptions import ToolCancelledError, UserTypeError
 from agentloop.guardrails import tool_input_guardrail
 from agentloop.testing import ScriptedModel, call, say
 

@@ -12,8 +12,9 @@ from kit.ending import leak_cancellation
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Allow, ToolCallError, ToolCancelledError, ToolContext, tool
+from agentloop import Allow, ToolCallError, ToolContext, tool
 from agentloop import records as r
+from agentloop.exceptions import ToolCancelledError
 from agentloop.guardrails import tool_output_guardrail
 from agentloop.testing import call
 

@@ -10,7 +10,7 @@ from kit.ending import Rendezvous
 
 from agentloop import Agent, RunConfig, Runner, ToolContext, ToolExecution, tool
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import LiveEffects
+from agentloop.run._live_effects import LiveEffects
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.simulation.normal_form import normal
 

@@ -19,13 +19,13 @@ from agentloop import (
     RunConfig,
     Runner,
     RunState,
-    UserTypeError,
     output_guardrail,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
+from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Refusal, Text, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

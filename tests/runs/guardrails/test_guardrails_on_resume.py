@@ -13,13 +13,13 @@ from agentloop import (
     Agent,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
-    ModelTransportError,
     RunConfig,
     Runner,
     RunState,
     input_guardrail,
 )
 from agentloop import records as r
+from agentloop.exceptions import ModelTransportError
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, fail, say
 

@@ -18,10 +18,8 @@ from agentloop import (
     GuardrailFunctionOutput,
     InputGuardrail,
     InputGuardrailTripwireTriggered,
-    ModelTransportError,
     RunConfig,
     Runner,
-    UserTypeError,
     handoff,
     input_guardrail,
     tool,
@@ -30,6 +28,7 @@ from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
 from agentloop.abc import Model
+from agentloop.exceptions import ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage, ToolCall
 from agentloop.model_events import ItemDone, ResponseDone
 from agentloop.sessions import MemorySession

@@ -23,14 +23,13 @@ from agentloop import (
     RunTimeoutError,
     StopAtTools,
     ToolsToFinalOutput,
-    UserTypeError,
-    UserValueError,
     output_guardrail,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.config import blocked_text
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import BlockedOutputArgs
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

@@ -246,6 +246,44 @@ async def test_output_tripwire_leaves_the_run_unwrapped(run_mode: Run) -> None:
     assert watch.end == "failed"
 
 
+async def test_waiting_calls_start_until_the_end_hooks_of_a_tripped_call_are_over(run_mode: Run) -> None:
+    """The outcome stops the batch, and the call has it only after its end hooks, which hear of it first."""
+    ran = anyio.Event()
+
+    @tool
+    async def other() -> str:
+        ran.set()
+        return "ok"
+
+    async def at_end(call_id: str, outcome: Any) -> None:
+        if call_id == "c1":
+            with anyio.fail_after(60):
+                await ran.wait()
+
+    watch, hooks = Watch(), ToolHookLog(at_end=at_end)
+    work = worker([], tool_output_guardrails=[output_guard(RaiseException())])
+    agent = make_agent([work, other], call_each("work", "other"))
+    with pytest.raises(ToolOutputGuardrailTripwireTriggered):
+        await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch, max_function_tool_concurrency=1))
+    assert {record.call_id: record.outcome.status for record in watch.of(r.CallSettled)} == {
+        "c1": "failed",
+        "c2": "succeeded",
+    }
+
+
+@pytest.mark.parametrize("options", [{"secret": ("n",)}, {"secret_output": True}])
+async def test_output_tripwire_of_a_tool_with_secrets_is_told_whole(run_mode: Run, options: Any) -> None:
+    """Its text is the library's own, and names the guardrail and the tool."""
+    watch = Watch()
+    work = worker([], tool_output_guardrails=[output_guard(RaiseException())], **options)
+    with pytest.raises(ToolOutputGuardrailTripwireTriggered, match="guardrail judge tripped on a call of tool work"):
+        await run_mode(make_agent([work], call("work", {"n": 7})), "go", run_config=configure_run(watch))
+    (settled,) = watch.of(r.CallSettled)
+    assert settled.error == (
+        "ToolOutputGuardrailTripwireTriggered(Tool output guardrail judge tripped on a call of tool work)"
+    )
+
+
 @pytest.mark.scenario("LX-59")
 async def test_replaced_output_is_what_model_log_and_events_carry() -> None:
     """The replacement takes the place of the value everywhere; later guardrails judge it."""

@@ -1,7 +1,10 @@
 """Hooks of runs and agents: when they are called, with what, and what their own failure means."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 from kit.agents import Run, script_agent
 from kit.results import describe, find_records, read_outputs, read_requests
@@ -12,13 +15,14 @@ from agentloop import (
     AgentHooks,
     ModelBehaviorError,
     ModelInputData,
-    ModelTransportError,
     RunConfig,
+    RunContext,
     RunHooks,
     Runner,
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import ModelTransportError
 from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.items import ToolCall, UserMessage
 from agentloop.testing import call, fail, say
@@ -199,6 +203,59 @@ async def test_error_of_the_model_leaves_llm_start_without_an_end(run_mode: Run)
         await run_mode(agent, "go", hooks=trace)
     assert lines == ["agent_start A", "A's start A", "llm_start A", "A's llm_start A", "run_end failed"]
     assert trace.args_of("run_end")[1].error is error
+
+
+def pool_left_by(error: BaseException) -> Any:
+    """Return a resource whose exit raises *error*."""
+
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[str]:
+        yield "open"
+        raise error
+
+    return pool
+
+
+async def test_run_end_gets_the_error_that_is_raised(run_mode: Run) -> None:
+    """The exit of a resource outranks the model's error, of which a note is left, if it isn't an `Exception`."""
+    trace, leaving = RunHookLog(), SystemExit("left")
+    pool = pool_left_by(leaving)
+
+    @tool
+    async def look(ctx: RunContext[Any]) -> str:
+        return await ctx.resource(pool)
+
+    agent = script_agent("A", call("look"), fail(ModelTransportError("gone")), tools=[look])
+    with pytest.raises(SystemExit) as raised:
+        await run_mode(agent, "go", hooks=trace)
+    assert trace.args_of("run_end")[1].error is raised.value is leaving
+    assert leaving.__notes__ == ["also failed: ModelTransportError(gone)"]
+
+
+async def test_run_end_of_a_cancelled_run_gets_a_fatal_error_of_its_end(run_mode: Run) -> None:
+    """It is what leaves the run, because it outranks the cancellation."""
+    trace, leaving, opened = RunHookLog(), SystemExit("left"), anyio.Event()
+    pool = pool_left_by(leaving)
+
+    @tool
+    async def look(ctx: RunContext[Any]) -> str:
+        await ctx.resource(pool)
+        opened.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    async def cancel() -> None:
+        await opened.wait()
+        scope.cancel()
+
+    agent = script_agent("A", call("look"), tools=[look])
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancel)
+        with anyio.CancelScope() as scope, pytest.raises(SystemExit) as raised:
+            await run_mode(agent, "go", hooks=trace)
+    ended = trace.args_of("run_end")[1]
+    assert (ended.status, ended.error) == ("failed", leaving)
+    assert raised.value is leaving
 
 
 @pytest.mark.scenario("HS-05")

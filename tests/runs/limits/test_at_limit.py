@@ -16,7 +16,6 @@ from agentloop import (
     ModelBehaviorError,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
     OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
@@ -24,8 +23,6 @@ from agentloop import (
     ToolsToFinalOutput,
     UsageLimitExceeded,
     UsageLimits,
-    UserTypeError,
-    UserValueError,
     output_guardrail,
     tool,
 )
@@ -33,6 +30,7 @@ from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop._engine.turn_end import ANSWER_NOW
+from agentloop.exceptions import ModelTransportError, UserTypeError, UserValueError
 from agentloop.items import ToolCall, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

@@ -19,7 +19,6 @@ from agentloop import (
     Agent,
     Allow,
     ErrorHandlerResult,
-    MaxTurns,
     MaxTurnsExceeded,
     ModelSettings,
     RunConfig,
@@ -29,20 +28,17 @@ from agentloop import (
     RunTimeoutError,
     StateError,
     StopAtTools,
-    TextMention,
-    TokenLimit,
-    ToolCalled,
     ToolContext,
     ToolExecution,
-    ToolLoopDetected,
     ToolsToFinalOutput,
     UsageLimitExceeded,
     UsageLimits,
     UserError,
-    UserTypeError,
     tool,
 )
 from agentloop import records as r
+from agentloop.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
+from agentloop.exceptions import ToolLoopDetected, UserTypeError
 from agentloop.guardrails import RejectContent, tool_input_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, SystemMessage, ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say, wait

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -42,8 +43,15 @@ async def doze(x: int) -> str:
     return "late"
 
 
+_CURRENT: ContextVar[Any] = ContextVar("current")
+
+
 class Quiet(RunHooks):
-    """Run hooks that receive everything and do nothing."""
+    """Run hooks that receive everything, and keep what they have received where a tracing library would keep it."""
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        """Hear of it."""
+        _CURRENT.set(ctx)
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         """Hear of it."""

@@ -29,12 +29,11 @@ from agentloop import (
     ToolContext,
     ToolExecution,
     UserError,
-    UserTypeError,
-    UserValueError,
     tool,
 )
 from agentloop import records as r
 from agentloop._engine.runtime.dispatcher import Dispatcher
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say

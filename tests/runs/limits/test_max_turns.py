@@ -15,14 +15,12 @@ from agentloop import (
     MaxTurnsExceeded,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
     Runner,
-    UserTypeError,
-    UserValueError,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import ModelTransportError, UserTypeError, UserValueError
 from agentloop.guardrails import tool_input_guardrail
 from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.sessions import MemorySession

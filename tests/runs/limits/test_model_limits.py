@@ -26,14 +26,13 @@ from agentloop import (
     RunTimeoutError,
     TokenRate,
     UserError,
-    UserTypeError,
     input_guardrail,
     tool,
 )
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop.abc import Model
-from agentloop.exceptions import ModelTransportError
+from agentloop.exceptions import ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest, RateState, ResponseDone

@@ -20,11 +20,11 @@ from agentloop import (
     RunTimeoutError,
     ToolContext,
     ToolExecution,
-    ToolTimeoutError,
     UserError,
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import ToolTimeoutError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 
 

@@ -7,9 +7,10 @@ import attrs
 import pytest
 from kit.watching import Watch
 
-from agentloop import Agent, ModelBehaviorError, RunConfig, Runner, RunState, UserTypeError, tool
+from agentloop import Agent, ModelBehaviorError, RunConfig, Runner, RunState, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import HostedProgress, ReasoningDelta, ResponseDone, TextDelta
 from agentloop.testing import ScriptedModel, respond, say, stream_of

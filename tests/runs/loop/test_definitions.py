@@ -30,13 +30,13 @@ from agentloop import (
     ToolContext,
     Usage,
     UserError,
-    UserTypeError,
     handoff,
     input_guardrail,
     output_guardrail,
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
 from agentloop.sessions import MemorySession

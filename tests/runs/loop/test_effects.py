@@ -9,12 +9,12 @@ from kit.results import find_records
 
 from agentloop import Agent, RunConfig, tool
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop.abc import ReplayingEffects, TimedEffects
-from agentloop.effects import CallModel, CallTool
+from agentloop.abc.effects import CallModel, CallTool
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage
 from agentloop.model_events import ModelResponse
+from agentloop.run._live_effects import LiveEffects
 from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing import FunctionModel, call, say
 

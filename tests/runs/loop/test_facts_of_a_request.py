@@ -8,10 +8,10 @@ import anyio
 import pytest
 from kit.agents import Run, call_each, fine, make_agent, script_agent
 
-from agentloop import Agent, RunConfig, RunHooks, Runner, RunState, UserTypeError, handoff, to_json
+from agentloop import Agent, RunConfig, RunHooks, Runner, RunState, handoff, to_json
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop.abc import Instrument
+from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Text
 from agentloop.model_events import ItemDone, ModelInfo, ResponseDone, TextDelta
 from agentloop.models import (
@@ -25,6 +25,7 @@ from agentloop.models import (
     OpenAIResponsesModel,
     RealtimeModel,
 )
+from agentloop.run._live_effects import LiveEffects
 from agentloop.testing import ScriptedModel, call, fail, say, stream_of
 from agentloop.testing.replaying import replay
 

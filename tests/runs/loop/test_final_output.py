@@ -15,14 +15,13 @@ from agentloop import (
     Agent,
     ErrorHandlerResult,
     ModelBehaviorError,
-    ModelRefusalError,
     OutputType,
     StopAtTools,
     ToolsToFinalOutput,
     UserError,
-    UserTypeError,
     tool,
 )
+from agentloop.exceptions import ModelRefusalError, UserTypeError
 from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, Refusal, Text, ToolCall
 from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession

@@ -20,11 +20,11 @@ from agentloop import (
     RunState,
     ToolContext,
     UserError,
-    UserTypeError,
     output_guardrail,
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Rewrite, ToolInputData, tool_input_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.journal import MemoryJournal

@@ -13,12 +13,12 @@ from kit.resuming import Pauses, approve, in_every_way, reject
 from agentloop import Agent, HostedTool, RunConfig, Runner, ToolsToFinalOutput, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.config.policies import Deny
 from agentloop.items import ApprovalRequest, Item, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.models._chat.request import encode as encode_chat
 from agentloop.models._realtime.items import encode_item
-from agentloop.policies import Deny
 from agentloop.testing import ScriptedModel, check, respond, say
 from agentloop.testing.invariants import Observation, findings_of
 

@@ -13,15 +13,13 @@ from agentloop import (
     Conversation,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
     RunConfig,
     Runner,
     UserError,
-    UserTypeError,
-    UserValueError,
     handoff,
     tool,
 )
+from agentloop.exceptions import ModelTransportError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

@@ -10,17 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.agents import Run
 
-from agentloop import (
-    Agent,
-    ModelBehaviorError,
-    ModelTransportError,
-    RequestUsage,
-    record_from_json,
-    to_json,
-)
+from agentloop import Agent, ModelBehaviorError, RequestUsage, record_from_json, to_json
 from agentloop import records as r
 from agentloop._engine.model_call import _COUNTS, _check_counts
 from agentloop.abc import Model
+from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone
 

@@ -7,8 +7,9 @@ from typing import Any, Self
 import anyio
 import pytest
 
-from agentloop import Agent, ModelSettings, ModelTimeoutError, RunConfig, Runner, UserTypeError
+from agentloop import Agent, ModelSettings, RunConfig, Runner
 from agentloop.abc import ModelProvider
+from agentloop.exceptions import ModelTimeoutError, UserTypeError
 from agentloop.testing import ScriptedModel, call, fail, say, wait
 
 

@@ -14,21 +14,18 @@ from agentloop import (
     ErrorHandlerResult,
     MaxTurnsExceeded,
     ModelBehaviorError,
-    ModelRefusalError,
-    ReplayDivergence,
     RunConfig,
     Runner,
     RunState,
     StateError,
     ToolExecution,
-    UserTypeError,
-    UserValueError,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop.conditions import MaxTurns
+from agentloop.exceptions import ModelRefusalError, ReplayDivergence, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Refusal, Text, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

@@ -18,7 +18,6 @@ from agentloop import (
     ModelBehaviorError,
     ModelRetrySettings,
     ModelSettings,
-    ModelTransportError,
     RunConfig,
     RunHooks,
     Runner,
@@ -32,6 +31,7 @@ from agentloop import records as r
 from agentloop import testing as t
 from agentloop._core.run_fold import MAX_PAUSES
 from agentloop.conditions import MaxTurns
+from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession

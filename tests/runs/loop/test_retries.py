@@ -21,9 +21,9 @@ from agentloop import (
     UsageLimitExceeded,
     UsageLimits,
 )
-from agentloop import effects as e
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.abc import effects as e
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, ModelTimeoutError, ModelTransportError
 from agentloop.testing import call, fail, say, wait
 

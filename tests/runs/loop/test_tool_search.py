@@ -9,21 +9,10 @@ import pytest
 from kit.agents import Run, script_agent
 from kit.results import find_outcome, find_records, read_outputs, read_requests
 
-from agentloop import (
-    Agent,
-    FunctionTool,
-    ModelSettings,
-    RunConfig,
-    RunState,
-    UserError,
-    UserTypeError,
-    UserValueError,
-    tool,
-    tool_search,
-)
+from agentloop import Agent, FunctionTool, ModelSettings, RunConfig, RunState, UserError, tool, tool_search
 from agentloop import records as r
 from agentloop.agents._tool_search import rank
-from agentloop.exceptions import ModelBehaviorError
+from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import RejectContent, ReplaceOutput, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, replay, say

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from kit.agents import Run, script_agent
 from kit.results import find_records, read_outputs, read_requests, read_statuses
+from kit.resuming import cut_in_call
 
 from agentloop import (
     Agent,
@@ -20,16 +21,14 @@ from agentloop import (
     RunState,
     ToolSelection,
     ToolSource,
-    ToolSourceError,
     UserError,
-    UserTypeError,
     tool,
 )
 from agentloop import records as r
-from agentloop.exceptions import ModelBehaviorError
+from agentloop.exceptions import ModelBehaviorError, ToolSourceError, UserTypeError
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
-from agentloop.testing import call, say
+from agentloop.testing import FunctionModel, call, say
 from agentloop.tools import RawBody
 
 
@@ -519,3 +518,16 @@ async def test_one_tool_of_two_sources_is_shown_once(run_mode: Run) -> None:
     assert result.final_output == "done"
     assert shown_in(agent) == [["both"]] * 2
     assert len([each for each in find_records(result, r.CallbackReturned) if each.key == "0:both"]) == 1
+
+
+async def test_a_nested_run_is_resumed_that_was_cut_in_a_tool_of_its_own_source(run_mode: Run) -> None:
+    """The source is in the configuration of the nested run alone, and the tool comes from it again."""
+    config = RunConfig(toolsets=[Source([[one("look", reads_only=True)]])])
+    steps = [call("look", call_id="inside"), say("seen")]
+    inner = Agent("inner", model=FunctionModel(lambda request: steps[request.turn - 1]))
+    outer_steps = [call("ask", {"input": "go"}, call_id="ask"), say("done")]
+    model = FunctionModel(lambda request: outer_steps[request.turn - 1])
+    agent = Agent("outer", model=model, tools=[inner.as_tool("ask", "Asks.", run_config=config)])
+
+    result = await run_mode(agent, await cut_in_call(agent, "go", "inside"))
+    assert [settled.outcome.value for settled in result.calls] == ["seen"]

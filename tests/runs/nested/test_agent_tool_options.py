@@ -8,7 +8,8 @@ import pytest
 from kit.agents import Run, make_agent
 from kit.results import read_requests, read_shown_outputs
 
-from agentloop import Agent, Conversation, RunHooks, ToolContext, UserError, UserTypeError, tool
+from agentloop import Agent, Conversation, RunHooks, ToolContext, UserError, tool
+from agentloop.exceptions import UserTypeError
 from agentloop.items import ToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, respond, say

@@ -11,9 +11,10 @@ from kit.ending import Backend, advance_clock, check_duration
 from kit.results import find_outcome, find_records, read_outputs, read_requests, read_shown_outputs, read_statuses
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeoutError, ToolCallError, ToolContext, handoff, tool
+from agentloop import Agent, RunConfig, Runner, RunTimeoutError, ToolCallError, ToolContext, handoff, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.conditions import MaxTurns
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession

@@ -20,14 +20,13 @@ from agentloop import (
     RunHooks,
     Runner,
     UserError,
-    UserTypeError,
-    UserValueError,
     handoff,
     tool,
 )
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.abc import Instrument
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Image, Reasoning, Text, ToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.spans import Span

@@ -16,9 +16,9 @@ from agentloop import Agent, FunctionTool, Handoff, RunConfig, Runner, RunState,
 from agentloop import records as r
 from agentloop._storage.state_codec import line_encoder
 from agentloop.abc import Model, ModelProvider
+from agentloop.config.policies import Allow, Ask
 from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
-from agentloop.policies import Allow, Ask
 from agentloop.testing import FunctionModel, call, say
 
 

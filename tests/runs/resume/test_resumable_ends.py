@@ -15,8 +15,6 @@ from agentloop import (
     Agent,
     AgentLoopError,
     MaxTurnsExceeded,
-    ModelTimeoutError,
-    ModelTransportError,
     RunConfig,
     RunHooks,
     Runner,
@@ -28,6 +26,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.settings import ModelSettings

@@ -25,7 +25,6 @@ from kit.watching import Flight, ToolHookLog
 from agentloop import (
     Agent,
     InputGuardrailTripwireTriggered,
-    MaxTurns,
     OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
@@ -36,6 +35,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop.conditions import MaxTurns
 from agentloop.items import HandoffCall
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, respond, say

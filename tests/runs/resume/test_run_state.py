@@ -11,9 +11,10 @@ from kit.agents import PASSED, Run, make_input_guard, script_turns
 from kit.results import describe, find_records
 from kit.resuming import copy_state, restore_approved, restore_paused
 
-from agentloop import Agent, RunConfig, Runner, RunState, StateError, UserTypeError, handoff, tool
+from agentloop import Agent, RunConfig, Runner, RunState, StateError, handoff, tool
 from agentloop import records as r
 from agentloop.abc import Instrument
+from agentloop.exceptions import UserTypeError
 from agentloop.items import ApprovalRequest, AssistantMessage, ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say
 from agentloop.usage import RequestUsage

@@ -26,7 +26,6 @@ from agentloop import (
     AgentLoopError,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
-    JournalError,
     MaxTurnsExceeded,
     RunConfig,
     RunHooks,
@@ -41,9 +40,10 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.abc import Instrument
+from agentloop.config.policies import Deny
+from agentloop.exceptions import JournalError
 from agentloop.items import AssistantMessage, ToolOutput, UserMessage
 from agentloop.journal import FileJournal, SQLiteJournal
-from agentloop.policies import Deny
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, normal, say
 from agentloop.usage import RequestUsage

@@ -36,11 +36,11 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     assert owner.count == 1
     pump.begin([rate])
     clock["now"] = 1.5  # the window passes before the next question
-    assert pump.next_room() == 1.0
+    assert pump.admission.next_room() == 1.0
     assert told == [1.0]
     pump.pump()
     assert owner.count == 2
-    assert pump.next_room() == math.inf
+    assert pump.admission.next_room() == math.inf
 
 
 def test_another_owner_is_woken_when_the_one_that_slept_for_a_rate_leaves() -> None:

@@ -11,20 +11,10 @@ from kit.ending import Fatal, Rendezvous
 from kit.results import find_outcome, find_records, read_outputs, read_shown_outputs, read_statuses
 from kit.watching import ToolHookLog
 
-from agentloop import (
-    AgentLoopError,
-    Allow,
-    RunConfig,
-    RunHooks,
-    Runner,
-    ToolCallError,
-    ToolCancelledError,
-    ToolContext,
-    UserError,
-    tool,
-)
+from agentloop import AgentLoopError, Allow, RunConfig, RunHooks, Runner, ToolCallError, ToolContext, UserError, tool
 from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
+from agentloop.exceptions import ToolCancelledError
 from agentloop.guardrails import tool_output_guardrail
 from agentloop.items import Reasoning
 from agentloop.testing import call, reason

@@ -11,18 +11,9 @@ import attrs
 import pytest
 from kit.agents import script_turns
 
-from agentloop import (
-    Agent,
-    AgentLoopError,
-    Runner,
-    RunState,
-    StateError,
-    UserError,
-    UserTypeError,
-    UserValueError,
-    tool,
-)
+from agentloop import Agent, AgentLoopError, Runner, RunState, StateError, UserError, tool
 from agentloop._storage.signing import SealKey
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.testing import call, say
 
 KEY = SealKey(b"a secret of sixteen bytes or more", "k1")

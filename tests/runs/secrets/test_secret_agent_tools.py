@@ -380,3 +380,18 @@ async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run
             assert request.items[0].text == PASSWORD  # type: ignore[union-attr]
         stored = b"\n".join(await cut.read())
         assert not any(canary.encode() in stored for canary in CANARIES)
+
+
+async def test_a_nested_model_hears_why_its_arguments_do_not_fit(run_mode: Run) -> None:
+    """The input of the nested run is secret, and what its own model asks for is not hidden from that model."""
+
+    @tool
+    async def count(amount: int) -> str:
+        """Count."""
+        return "counted"
+
+    nested = inner(call("count", {"amount": "lots"}, call_id="n1"), say("sorry"), tools=[count])
+    agent = make_agent([nested.as_tool(secret=("input",))], call("inner", ASKED, call_id="c1"))
+    await run_mode(agent, "go")
+    (_, second) = nested.model.requests
+    assert "amount: Expected" in str(second.items[-1])

@@ -1,6 +1,7 @@
 """Values that a tool marks secret show in no log, span, repr, error text, journal or state, however the call ends."""
 
 import contextlib
+import gc
 import json
 import logging
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from agentloop import (
     Allow,
     Deny,
     FunctionTool,
+    Instrument,
     RunConfig,
     Runner,
     RunState,
@@ -39,6 +41,7 @@ from agentloop.guardrails import (
 from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.records import BodyEnded, CallSettled
+from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.anyio
@@ -694,3 +697,20 @@ def test_words_made_of_a_secret_are_replayed_from_a_journal_that_lacks_them(who:
     replayed = replay(journal, make(), run_config=config)
     assert replayed.result is not None
     assert replayed.result.final_output == "done"
+
+
+async def test_no_repr_of_a_part_of_the_run_shows_a_secret(run_mode: Run) -> None:
+    """A traceback that shows local variables, as of pytest or of an error tracker, shows those of the engine, too."""
+    found: set[str] = set()
+
+    class Looking(Instrument):
+        def on_record(self, record: Any) -> None:
+            for one in gc.get_objects():
+                kind = type(one)
+                if kind.__module__.startswith(("agentloop._engine", "agentloop._core")) and PASSWORD in repr(one):
+                    found.add(f"{kind.__module__}.{kind.__name__}")
+
+    agent = logging_in(login(lambda password: "x"))
+    config = RunConfig(instruments=(Looking(),))
+    await run_mode(agent, "go", run_config=config, journal=MemoryJournal(), session=MemorySession())
+    assert found == set()

@@ -23,11 +23,11 @@ from agentloop import (
     StateError,
     ToolContext,
     UserError,
-    UserTypeError,
     handoff,
     tool,
 )
 from agentloop.config import ErrorHandlerResult
+from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import ReplaceOutput, Rewrite, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say

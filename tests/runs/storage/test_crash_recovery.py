@@ -32,6 +32,7 @@ from kit.crashes import (
 from kit.ending import Fatal, Rendezvous
 from kit.results import check_history, find_outcome, find_records, read_shown_outputs, read_statuses
 from kit.resuming import BatchJournal, make_journal
+from kit.watching import AtRecord
 
 from agentloop import (
     Agent,
@@ -44,7 +45,6 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
 from agentloop.guardrails import RejectContent, ReplaceOutput, tool_output_guardrail
 from agentloop.items import UserMessage
@@ -287,18 +287,6 @@ async def test_a_typed_run_that_a_call_ends_has_its_value_after_a_crash_too(beha
         assert result.final_output == [1, 2], f"after {stop} lines"
 
 
-class CancelAt(Instrument):
-    """Cancels a scope at the *n*-th record of a run."""
-
-    def __init__(self, n: int, scope: anyio.CancelScope) -> None:
-        self.count, self._n, self._scope = 0, n, scope
-
-    def on_record(self, record: r.Record) -> None:
-        self._n -= 1
-        if self._n == 0:
-            self._scope.cancel()
-
-
 @pytest.mark.slow
 @pytest.mark.backends("asyncio", "trio")
 @pytest.mark.parametrize("world", ["calls of every kind", "a nested agent", "a handoff beside calls that wait"])
@@ -312,7 +300,7 @@ async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(wo
         journal, session = BatchJournal(), MemorySession()
         agent = build_agent(plot, Ledger())
         with anyio.CancelScope() as scope:
-            config = configure_plot(plot, CancelAt(count, scope))
+            config = configure_plot(plot, AtRecord(count, do=scope.cancel))
             await run_to_end(agent, "go", journal=journal, session=session, run_config=config)
         lines = await journal.read()
         if not scope.cancelled_caught or b'"status":"completed"' in lines[-1]:

@@ -18,22 +18,12 @@ from kit.results import find_outcome, find_records, read_requests, read_statuses
 from kit.resuming import BatchJournal, make_journal, restore_approved
 from kit.watching import Watch
 
-from agentloop import (
-    Agent,
-    AgentLoopError,
-    JournalError,
-    RunConfig,
-    Runner,
-    RunState,
-    StateError,
-    ToolContext,
-    UserTypeError,
-    tool,
-)
+from agentloop import Agent, AgentLoopError, RunConfig, Runner, RunState, StateError, ToolContext, tool
 from agentloop import records as r
 from agentloop._common.json_bytes import encode
 from agentloop._storage.record_codec import record_to_json
 from agentloop.agents._graph import AgentGraph
+from agentloop.exceptions import JournalError, UserTypeError
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
 from agentloop.testing import ScriptedModel, call, say
 

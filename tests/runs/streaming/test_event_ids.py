@@ -12,19 +12,18 @@ from agentloop import (
     RunState,
     SealKey,
     ToolContext,
-    UserTypeError,
-    UserValueError,
     input_guardrail,
     output_guardrail,
     to_json,
     tool,
 )
 from agentloop import events as ev
-from agentloop._core.record_events import parse_event_id
 from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
+from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import Allow, ReplaceOutput, Rewrite, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
+from agentloop.state import parse_event_id
 from agentloop.testing import ScriptedModel, call, reason, say
 
 Shown = list[tuple[str | None, dict[str, Any]]]

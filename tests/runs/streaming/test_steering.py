@@ -13,16 +13,14 @@ import pytest
 from kit.agents import PASSED, TRIPPED, Run, look, make_input_guard, make_output_guard, script_agent
 from kit.results import check_history, describe, find_records, read_requests, read_user_texts
 from kit.resuming import HeldJournal
+from kit.watching import AtRecord
 
 from agentloop import (
     Agent,
     AskAgain,
     InputGuardrailTripwireTriggered,
-    InputRefusedError,
     Instrument,
-    JournalError,
     MaxTurnsExceeded,
-    ModelRefusalError,
     RunConfig,
     Runner,
     RunState,
@@ -33,23 +31,11 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.conditions import MaxTurns
+from agentloop.exceptions import InputRefusedError, JournalError, ModelRefusalError
 from agentloop.items import AssistantMessage, Refusal, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, replay, respond, say
-
-
-class AtRecord(Instrument):
-    """Sets `come` at record number *place* of the run."""
-
-    def __init__(self, place: int) -> None:
-        self.left, self.come = place, anyio.Event()
-
-    def on_record(self, record: r.Record) -> None:
-        """Count."""
-        if self.left == 0:
-            self.come.set()
-        self.left -= 1
 
 
 def talk() -> Agent[Any, Any]:
@@ -99,7 +85,7 @@ async def test_input_added_at_any_record_is_shown_once_or_refused(when: Any, jou
     """The replay of each log is equal, record by record."""
     count, refused = len((await Runner.run(talk(), "go")).records), 0
     for place in range(count):
-        agent, at = talk(), AtRecord(place)
+        agent, at = talk(), AtRecord(place + 1)
         agent.input_guardrails = [make_input_guard("g")] if place % 2 else []
         config = RunConfig(instruments=[at])
         got: list[str] = []
@@ -128,7 +114,7 @@ async def test_input_added_at_any_record_is_shown_once_or_refused(when: Any, jou
 @pytest.mark.scenario("PE-01")
 async def test_idle_input_is_shown_when_the_run_would_end() -> None:
     """Several come together, in their order, behind the answer that would have been the last."""
-    agent, at = talk(), AtRecord(2)
+    agent, at = talk(), AtRecord(3)
 
     async def add(stream: Any) -> None:
         await stream.add_input("later", when="idle")

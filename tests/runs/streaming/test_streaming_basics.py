@@ -10,9 +10,10 @@ from kit.ending import Backend, check_duration
 from kit.results import read_endings, read_requests
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import RunConfig, Runner, ToolContext, UserError, UserTypeError, tool
+from agentloop import RunConfig, Runner, ToolContext, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.testing import call, say, wait
 
 

@@ -10,7 +10,6 @@ from agentloop import (
     Agent,
     ClearToolOutputs,
     ContextPolicy,
-    ContextTooLong,
     ContextView,
     DropOldest,
     HistorySettings,
@@ -23,13 +22,12 @@ from agentloop import (
     UsageLimitExceeded,
     UsageLimits,
     UserError,
-    UserTypeError,
     handoff,
     output_guardrail,
     tool,
 )
 from agentloop import records as r
-from agentloop.exceptions import ModelTransportError
+from agentloop.exceptions import ContextTooLong, ModelTransportError, UserTypeError
 from agentloop.guardrails import GuardrailFunctionOutput
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal

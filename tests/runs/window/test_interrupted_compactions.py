@@ -9,19 +9,11 @@ import anyio
 import pytest
 from kit.windows import compactions, make_agent, reader, summaries
 
-from agentloop import (
-    ClearToolOutputs,
-    ContextPolicy,
-    DropOldest,
-    ReplayDivergence,
-    RunConfig,
-    Runner,
-    RunTimeoutError,
-    Summarize,
-)
+from agentloop import ClearToolOutputs, ContextPolicy, DropOldest, RunConfig, Runner, RunTimeoutError, Summarize
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop.abc import Model, ModelProvider
+from agentloop.exceptions import ReplayDivergence
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, replay, say, wait
 

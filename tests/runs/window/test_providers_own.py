@@ -9,8 +9,8 @@ from edges.messages_fixture import wire as messages_wire
 from edges.responses_fixture import make_stream, wire
 from kit.windows import compactions, make_agent, reader
 
-from agentloop import Agent, ClearToolOutputs, ContextPolicy, ContextTooLong, ModelSettings, Runner, UserError
-from agentloop.exceptions import ModelTransportError
+from agentloop import Agent, ClearToolOutputs, ContextPolicy, ModelSettings, Runner, UserError
+from agentloop.exceptions import ContextTooLong, ModelTransportError
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.testing import FunctionModel, ScriptedModel, fail, say
 

@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 from kit.results import read_shown_outputs
+from kit.resuming import cut_in_call
 from kit.windows import PAGE, compactions, make_agent, read
 
-from agentloop import Agent, ClearToolOutputs, ContextPolicy, RunConfig, Runner, tool
+from agentloop import Agent, ClearToolOutputs, ContextPolicy, RunConfig, Runner, StateError, tool
 from agentloop.context import ToolContext
 from agentloop.items import Image, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
-from agentloop.testing import ScriptedModel, call, replay, say
+from agentloop.records import CallSettled, RunStarted
+from agentloop.testing import FunctionModel, ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.scenario("CX-06")
 POLICY = ContextPolicy(window=3_000, steps=[ClearToolOutputs(keep_last=1)], recall=True)
@@ -86,6 +88,7 @@ async def test_a_withheld_output_is_not_read_again() -> None:
     from agentloop._storage.withholding import WithheldText
 
     fold = RunFold()
+    fold.apply(RunStarted((), 0, 0.0, "run", "guide", (), None))
     fold.new_items.append(ToolOutput("c", WithheldText('{"$digest": "…"}')))
     fold.new_items.append(ToolOutput("parts", (Text("one"), Image("http://i"), Text("two"))))
     fold.new_items.append(ToolOutput("image", (Image("http://i"),)))
@@ -130,6 +133,37 @@ def test_a_recalled_output_is_replayed_and_survives_a_crash() -> None:
     journal = MemoryJournal()
     result = Runner.run_sync(agent, "Read.", journal=journal)
     assert replay(result, agent).records == result.records
+
+
+def make_tree(place: str) -> tuple[Agent[Any, Any], RunConfig]:
+    """Return an agent and a configuration, of which one has the policy, and by which a run begins that recalls."""
+    own, config = (POLICY, RunConfig()) if "agent" in place else (None, RunConfig(context=POLICY))
+    steps = [PAGES[0], asked(call_id="call_1", chars=9), say("done")]
+    agent = make_agent(own, FunctionModel(lambda request: steps[request.turn - 1]))
+    if "nested" not in place:
+        return agent, config
+    body = agent.as_tool("ask", "Asks.", run_config=config)
+    model = FunctionModel(lambda request: [call("ask", {"input": "go"}, call_id="ask"), say("done")][request.turn - 1])
+    return Agent("outer", model=model, tools=[body]), RunConfig()
+
+
+@pytest.mark.parametrize("place", ["agent", "run", "nested agent", "nested run"])
+async def test_a_run_is_resumed_that_was_cut_while_it_recalled(run_mode: Any, place: str) -> None:
+    """The tool is none of the agent's own, and the run has it all the same."""
+    agent, config = make_tree(place)
+    state = await cut_in_call(agent, "Read.", "again", run_config=config)
+    result = await run_mode(agent, state, run_config=config)
+    assert result.final_output == "done"
+    read_again = [one.outcome.output for one in result.to_state().records if isinstance(one, CallSettled)]
+    assert read_again == ["page 1: " + "x" * PAGE, "page 1: x", *(["done"] if "nested" in place else [])]
+
+
+async def test_a_run_cut_while_it_recalled_needs_a_policy_that_recalls(run_mode: Any) -> None:
+    """Else the tool is gone, as any other may be."""
+    agent, config = make_tree("run")
+    state = await cut_in_call(agent, "Read.", "again", run_config=config)
+    with pytest.raises(StateError, match="'again' waits for tool 'recall_output'"):
+        await run_mode(agent, state)
 
 
 def test_outside_of_a_run_there_is_nothing_to_read() -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.start import StartingPoint
 from agentloop._storage import state_codec as stored_state
 from agentloop._storage.journal_claims import claim
+from agentloop._storage.record_codec import records_to_lines
+from agentloop._storage.withholding import Secrets
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
 from agentloop.records import Record, VerdictGiven
 from agentloop.state import describe_verdict
 
 
-async def open_journal(journal: Journal, start: StartingPoint, run: LiveRun) -> None:
+async def open_journal(journal: Journal, run: LiveRun) -> None:
     """Claim *journal*, begin it for *run* or continue it, and start its writer.
 
     Raises:
@@ -24,13 +26,13 @@ async def open_journal(journal: Journal, start: StartingPoint, run: LiveRun) -> 
     """
     release = claim(journal, run.tree.shared.loop_lives)
     try:
-        await _open(journal, start, run, release)
+        await _open(journal, run, release)
     except BaseException:
         release()
         raise
 
 
-async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: Callable[[], None]) -> None:
+async def _open(journal: Journal, run: LiveRun, release: Callable[[], None]) -> None:
     """Read the journal, check it against the log, start the writer, and add the records it lacks."""
     codec, converter = stored_state.codec_of(journal), run.settings.config.converter
 
@@ -39,7 +41,7 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
         return stored_state.header(run.tree.log.state.run_id, graph, sealed=codec is not None)
 
     held = await stored_state.journal_lines(journal)
-    records = start.fold.records
+    records = run.tree.log.state.records
     if held and not records:
         raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
     known = await stored_state.read_lines_in_turns(held, codec) if held else None
@@ -47,7 +49,7 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
     assert run.resources.host is not None  # and it has begun
     # A journal of an older schema continues in this one, behind a header that says so.
     begun = known is not None and known.is_current
-    encode = stored_state.line_encoder(codec, converter)
+    encode = partial(records_to_lines, secrets=Secrets(codec, converter))
     writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel, release)
     if records:
         as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from agentloop._common.values import Value
-from agentloop.effects import Effect
+from agentloop.abc.effects import Effect
 from agentloop.events import CustomEvent
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
@@ -322,7 +322,11 @@ class ApprovalEffects(Effects, Protocol):
 
 @runtime_checkable
 class ReplayingEffects(Effects, Protocol):
-    """Effects that compare a run's records with recorded ones."""
+    """Effects that compare a run's records with recorded ones.
+
+    The bodies of background calls aren't performed, because their results are among the recorded inputs; but by those
+    that have a true attribute `performs_background`.
+    """
 
     def expect(self, record: Record) -> Record | None:
         """Return the record to append in place of *record*, or None to append nothing. Never waits."""

@@ -40,9 +40,9 @@ from agentloop._common.error_text import message_of
 from agentloop._common.errors import AgentLoopError, ToolSourceError, UserTypeError, UserValueError
 from agentloop._common.naming import takes
 from agentloop._common.values import ReprByFields, Value
+from agentloop.config.hooks import AgentHooks
 from agentloop.context import Callback, RunContext
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
-from agentloop.hooks import AgentHooks
 from agentloop.settings import ModelSettings
 from agentloop.tools import AgentCall, FunctionTool, HostedTool, ToolSource
 

@@ -104,6 +104,13 @@ class Sleep(Value, frozen=True):
     seconds: float
 
 
+class AwaitInput(Value, frozen=True):
+    """A wait, before the run ends, for the result of a background call, or for another input that comes before it."""
+
+    path: tuple[str, ...]
+    do: Do
+
+
 class Now(Value, frozen=True):
     """A look at the wall clock; the result is in seconds."""
 
@@ -117,5 +124,5 @@ class Random(Value, frozen=True):
 
 
 Effect: TypeAlias = (
-    CallModel | CallTool | Guard | CallCallback | LoadSession | SaveSession | Sleep | Now | NewId | Random
+    CallModel | CallTool | Guard | CallCallback | LoadSession | SaveSession | AwaitInput | Sleep | Now | NewId | Random
 )

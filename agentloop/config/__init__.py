@@ -1,7 +1,8 @@
 """The configuration of a run and of the runs nested in it, and the arguments of its callbacks.
 
-Imports the parts that a configuration holds (models, guardrails, policies, conditions, limits). May not import agents,
-because an agent tool may have a configuration. Settings that need none of these parts are in `settings`.
+Beside it are the parts that a run and its agents are given as a whole: `hooks`, `policies`, `budget`, `_bundling`. This
+module may not import agents, because an agent tool may have a configuration. Settings that need no other part are in
+`settings`.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from agentloop._common.errors import RunProgress, UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
-from agentloop.budget import Amount, UsageLimits
+from agentloop.config.budget import Amount, UsageLimits
+from agentloop.config.policies import Policy
 from agentloop.context import SandboxProvider
 from agentloop.guardrails import BlockedMessage, BlockedOutputArgs, InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
 from agentloop.limits import Capacity, Limit, Rate, TokenRate, ToolExecution
-from agentloop.policies import Policy
 from agentloop.settings import JsonLimits, ModelSettings, SessionSettings, ToolErrorFormatter
 from agentloop.usage import RequestUsage
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
-    from agentloop._bundling import Bundle
     from agentloop.conditions import Condition, PredicateFunction
+    from agentloop.config._bundling import Bundle
     from agentloop.tools import ToolSource
     from agentloop.window.policy import ContextPolicy
 
@@ -127,7 +128,7 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
 
 def _check_bundles(config: RunConfig, attribute: attrs.Attribute[Any], value: object) -> None:
     if value != ():
-        from agentloop._bundling import BUNDLES_OF_RUN  # few configurations have bundles
+        from agentloop.config._bundling import BUNDLES_OF_RUN  # few configurations have bundles
 
         BUNDLES_OF_RUN(config, attribute, value)
 
@@ -503,7 +504,7 @@ def _merge_bundles(config: RunConfig) -> RunConfig:
 
     So a configuration may be merged twice.
     """
-    from agentloop import _bundling
+    from agentloop.config import _bundling
 
     bundles = tuple(config.bundles)
     changes: dict[str, Any] = {

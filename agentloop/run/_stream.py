@@ -2,9 +2,9 @@
 
 Knows the nursery of a run, its task, its event buffer and the ways to end it; not turns, calls or models.
 
-Theory. The block, its task and what leaves it are in `block.py`. A plain run's nursery is bare tasks: on asyncio one
-task in one scope. A run inside a body of another run has no relay from that run's nurseries: only scopes lead from
-that run to this one, so that a shield around it holds.
+Theory. The block, its task and what leaves it are in `_engine/block.py`. A plain run's nursery is bare tasks: on
+asyncio one task in one scope. A run inside a body of another run has no relay from that run's nurseries: only scopes
+lead from that run to this one, so that a shield around it holds.
 
 Order: `__aenter__` starts the run's task, which calls `execute`. Meanwhile the consumer iterates and may call `cancel`,
 `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished, joins its tasks and raises its
@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, final
 import anyio
 
 from agentloop import events as ev
+from agentloop._common.checks import NAMES, check, fits, is_texts
 from agentloop._common.type_parameters import OutputT
-from agentloop._concurrency.backend import (
-    cancelled_types,
-)
+from agentloop._concurrency.backend import cancelled_types
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._concurrency.nursery import new_nursery
 from agentloop._engine.block import Block
@@ -125,7 +124,7 @@ class RunStream(Block, Generic[OutputT]):
     ) -> bool:
         if self._subscribe and self._nursery is not None and self._nursery.is_elsewhere():
             return await self._leave_elsewhere(exc)  # noqa: ASYNC102 - shielded there
-        return await self._leave(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+        return await self._leave(exc)  # noqa: ASYNC102 - its tasks are being cancelled
 
     async def _leave_elsewhere(self, exc: BaseException | None) -> bool:
         """End the run for a task that has not entered the block and so can't leave it. A cancellation continues.
@@ -257,9 +256,7 @@ class RunStream(Block, Generic[OutputT]):
         Raises:
             StateError: the run has paused, and the call waits for a verdict.
         """
-        from agentloop._engine.runtime.event_buffer import call_id_of
-
-        where, call_id = call_id_of(call, path)
+        where, call_id = _find_call_id(call, path)
         if self._nursery is None:
             return False
         if self._is_over:
@@ -346,7 +343,7 @@ class RunStream(Block, Generic[OutputT]):
 
             anyio.run(main)
         """
-        from agentloop._engine.inbox import give, put_input
+        from agentloop.run._inbox import give, put_input
 
         live = self._get_entered()
         return await give(live, partial(put_input, live, input, when, id, by))
@@ -359,7 +356,7 @@ class RunStream(Block, Generic[OutputT]):
             InputRefusedError: it doesn't wait; its `reason` says what has become of it.
             JournalError: the journal has failed.
         """
-        from agentloop._engine.inbox import give, withdraw_input
+        from agentloop.run._inbox import give, withdraw_input
 
         live = self._get_entered()
         await give(live, partial(withdraw_input, live, id, by))
@@ -410,7 +407,7 @@ class RunStream(Block, Generic[OutputT]):
 
     async def _give(self, put: Callable[[], None]) -> None:
         """Call *put* on the run's event loop, and return once the records that it appends are durable, as `answer`."""
-        from agentloop._engine.inbox import give
+        from agentloop.run._inbox import give
 
         self._check_under_way("answer by its state")
         await give(self._live, put)
@@ -514,3 +511,30 @@ class RunStream(Block, Generic[OutputT]):
         if not self._is_over:
             raise UserError("the run has not ended yet")
         return result_of(self._live)
+
+
+_CALL_PATH = NAMES.needs(
+    "expected a tuple of call ids", fits(lambda value: isinstance(value, tuple) and is_texts(value))
+)
+
+
+def _find_call_id(call: str | ToolCall | ev.Event, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return path and id of the call that *call* means: an id or a `ToolCall` of the run at *path*, or an event.
+
+    Raises:
+        UserTypeError: *call* is none of these, or *path* is not a tuple of texts.
+        UserError: a *path* beside an event, which has its own.
+    """
+    check("path", _CALL_PATH, path)
+    if isinstance(call, str):
+        return path, call
+    if isinstance(call, ToolCall):
+        return path, call.call_id
+    inner = getattr(call, "call", None)
+    if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
+        inner = item
+    if not isinstance(inner, ToolCall):
+        raise UserTypeError(f"cancel_call: expected a call id, a ToolCall or an event of a call, got {call!r}")
+    if path:
+        raise UserError("path: an event has its own, so none is given with it")
+    return call.path, inner.call_id

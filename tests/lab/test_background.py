@@ -1,0 +1,119 @@
+"""Runs with background calls in the lab: their recorded results come when they came, and no body runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from lab.shop import read_again, state_of
+
+from agentloop import Agent, Runner, StateError, lab, tool
+from agentloop.records import InputAdded, InputWithdrawn, Record
+from agentloop.testing import ScriptedModel, call, say
+
+pytestmark = pytest.mark.real_clock
+DUG: list[int] = []
+
+
+@tool(background=True)
+async def dig(depth: int) -> str:
+    """Dig."""
+    DUG.append(depth)
+    for _ in range(20 * depth):
+        await anyio.lowlevel.checkpoint()
+    return f"{depth} m"
+
+
+@tool(background=True, on_end="cancel")
+async def watch() -> str:
+    """Watch."""
+    DUG.append(0)
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+@tool(reads_only=True)
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+STEPS: list[Any] = [
+    [call("dig", {"depth": 1}, call_id="a"), call("watch", {}, call_id="w"), call("look", {}, call_id="l")],
+    call("look", {}, call_id="k"),
+    call("dig", {"depth": 9}, call_id="b"),
+]
+
+
+def make_agent(*steps: Any, instructions: str = "Dig.") -> Agent[Any, Any]:
+    """Return an agent that plays *steps*."""
+    said = [say(f"dug {n}") for n in range(6)]
+    return Agent("digger", instructions=instructions, model=ScriptedModel([*steps, *said]), tools=[dig, watch, look])
+
+
+async def record() -> list[Record]:
+    """Return the log of a real run, as another process reads it."""
+    records = read_again((await Runner.run(make_agent(*STEPS), "go")).records)
+    DUG.clear()
+    return records
+
+
+def results(records: Any) -> list[tuple[str | None, str]]:
+    """Return the results in *records*, with their calls."""
+    return [(one.call_id, one.items[0].text) for one in records if isinstance(one, InputAdded)]
+
+
+async def test_the_same_agent_gets_the_recorded_results() -> None:
+    """It comes to the same end without a request or a body; also where its model is asked anew."""
+    whole = state_of(await record())
+    model = make_agent()
+    report = await lab.compare(whole, model)
+    assert [(row.verdict, row.requests, row.notes) for row in report.rows] == [("same", 0, ())]
+    changed = await lab.compare(whole, make_agent(*STEPS, instructions="Dig well."))
+    assert [(row.refused, row.notes) for row in changed.rows] == [(0, ())]
+    assert DUG == []
+
+
+async def test_a_fork_at_any_record_has_each_result_once() -> None:
+    """Those of the calls that were under way at the fork come from the log, too."""
+    records = await record()
+    count = 0
+    for at in range(1, len(records) + 1):
+        try:
+            made = await lab.fork(state_of(records), make_agent(), at=at)
+        except StateError:
+            assert at == len(records)
+            continue
+        [branch] = made.branches
+        assert not branch.error, (at, branch.error)
+        assert sorted(results(branch.records), key=str) == sorted(results(records), key=str), at
+        # What the end of the run cancelled is withdrawn; a run that was cut off just before that shows it.
+        told = any(isinstance(one, InputAdded) and one.call_id == "w" for one in records[:at])
+        assert told or [one.id for one in branch.records if isinstance(one, InputWithdrawn)] == ["result_w"], at
+        count += 1
+    assert DUG == []
+    assert count > 20
+
+
+@pytest.mark.parametrize("unmatched", ["refuse", "live"])
+async def test_a_call_that_the_run_has_not_made(unmatched: Any) -> None:
+    """It is treated as any such call, and what it gives is its result. One with another id has the recorded one."""
+    records = await record()
+    steps = [[call("dig", {"depth": 1}, call_id="x"), call("dig", {"depth": 2}, call_id="y")], say("wait")]
+    made = await lab.fork(
+        state_of(records),
+        make_agent(),
+        at=1,
+        branches=[lab.Branch(agent=make_agent(*steps, instructions="Dig well."))],
+        unmatched=unmatched,
+    )
+    [branch] = made.branches
+    head = "Result of the background call {} of tool dig:\n"
+    refused = "Tool 'dig' is not available in this replay."
+    assert sorted(results(branch.records), key=str) == [
+        ("x", head.format("x") + "1 m"),
+        ("y", head.format("y") + ("2 m" if unmatched == "live" else refused)),
+    ]
+    assert ([2] if unmatched == "live" else []) == DUG
+    DUG.clear()
