@@ -151,7 +151,9 @@ def _refuse(name: str, *, in_import: bool) -> NoReturn:
     """
     from agentloop._common.extras import describe_foreign
 
-    places = ("guardrails", "exceptions", "settings", "outcomes", *((*_SUBMODULES, "conditions") if in_import else ()))
+    places: tuple[str, ...] = ("guardrails", "exceptions", "settings", "outcomes")
+    if in_import:
+        places += (*_SUBMODULES, "config.conditions")
     place = next((each for each in places if name in _names_of(each)), None)
     if place is None and not name.startswith("_") and (foreign := describe_foreign()):
         raise ImportError(f"agentloop has no {name!r}; {foreign}")

@@ -437,7 +437,7 @@ class RunState:
 
         Example:
             from agentloop import Agent, RunConfig, Runner
-            from agentloop.conditions import MaxTurns
+            from agentloop.config.conditions import MaxTurns
             from agentloop.testing import ScriptedModel, call, say
             from agentloop import tool
 
@@ -480,7 +480,7 @@ class RunState:
 
         Example:
             from agentloop import Agent, RunConfig, Runner, tool
-            from agentloop.conditions import MaxTurns
+            from agentloop.config.conditions import MaxTurns
             from agentloop.testing import ScriptedModel, call, say
 
             @tool

@@ -20,30 +20,29 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("spans", "abc"),
     ),
     "schema": ("_schema",),
-    "definitions": (
-        *("context", "guardrails", "handoffs", "limits", "tools", "conditions", "config", "agents", "window"),
-    ),
+    "definitions": (*("context", "guardrails", "handoffs", "limits", "tools", "config", "agents", "window"),),
     "storage": ("_storage",),
     "core": ("_core",),
     "state": ("state", "results"),
     "runtime": ("_engine.runtime",),
     "calls": ("_engine.calls",),
     "engine": ("_engine", "_compacting"),
-    "edges": ("models", "sessions", "journal", "tracing", "executors", "_serving"),
+    "edges": ("models", "sessions", "journal", "tracing", "executors"),
     "entry": ("run", ""),  # the empty name is the package's own `__init__`
     "outermost": ("testing", "cli", "mcp", "postgres", "temporal", "asgi", "otel", "lab", "bundles", "interop"),
 }
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 52, 15
+MOST_ROOMS, MOST_FLOORS = 50, 15
 """Rooms of the package, and the longest way down through their imports: more of either is a decision.
 
-The library itself has 43; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
+The library itself has 41; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
 and so are the lab, the bundles and the forms of other libraries, which nothing else needs. `testing.explorer` is
 imported where pytest explores only.
 The longest way leads from the command line by PostgreSQL, whose loop of a worker runs agents, to `run`.
-What an agent behind the web and one behind MCP both use, states and the words about errors, is a room below both.
+What an agent behind the web and one behind MCP both use is below both: where states are kept is in `journal`, and the
+words about errors are with the errors.
 """
 
 WAITING_OR_CHANGING = frozenset(

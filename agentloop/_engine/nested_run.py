@@ -28,9 +28,9 @@ from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.start import RunSegment
 from agentloop._storage.incoming import check_items
-from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.config.budget import Budget
+from agentloop.config.conditions import as_condition
 from agentloop.context import Callback
 from agentloop.exceptions import EarlierFailure, StateError, UserError
 from agentloop.items import Item, ToolCall, to_items

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.conditions import Condition, ConditionView, Fired
+from agentloop.config.conditions import Condition, ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
 from agentloop.items import AssistantMessage, SystemMessage, ToolOutput, UserMessage
 

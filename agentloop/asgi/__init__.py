@@ -4,7 +4,6 @@
 again after a lost connection, cancel, decide on calls that wait. Both work on asyncio and trio.
 """
 
-from agentloop._serving.states import ClientStates, FolderStates, MemoryStates, StateStore
 from agentloop.asgi._app import AgentApp
 from agentloop.asgi._http import HTTPRefusal, WebLimits
 from agentloop.asgi._journals import JournalFolder, RunJournals
@@ -13,6 +12,7 @@ from agentloop.asgi._response import RunResponse
 from agentloop.asgi._resumption import ResumedRuns
 from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._writer import StreamForm
+from agentloop.journal._states import ClientStates, FolderStates, MemoryStates, StateStore
 
 __all__ = [
     "AgentApp",

@@ -40,7 +40,6 @@ from agentloop import events as ev
 from agentloop._common.web_names import ANY
 from agentloop._concurrency.backend import scheduler
 from agentloop._schema.json_check import leave_out
-from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
 from agentloop.asgi._http import HTTPRefusal
@@ -64,6 +63,7 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
+from agentloop.journal._states import new_name
 from agentloop.tools import ExternalTool, FunctionTool, ToolSelection
 
 if TYPE_CHECKING:

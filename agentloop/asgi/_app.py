@@ -29,7 +29,6 @@ import anyio
 from agentloop._common.checks import NAMES, check, is_a, optional
 from agentloop._common.extras import describe_missing
 from agentloop._common.web_names import WebNames
-from agentloop._serving.states import ClientStates, MemoryStates, StateStore, bound
 from agentloop._storage.signing import Keys, key_to_seal_with
 from agentloop.abc import Codec
 from agentloop.agents import Agent
@@ -42,6 +41,7 @@ from agentloop.asgi._resumption import ResumedRuns, resume_runs
 from agentloop.asgi._shared_state import SharedState
 from agentloop.exceptions import UserError
 from agentloop.journal._checks import check_codec
+from agentloop.journal._states import ClientStates, MemoryStates, StateStore, bound
 
 
 class AgentApp:

@@ -15,7 +15,6 @@ import anyio
 import attrs
 
 from agentloop._common.error_text import error_summary
-from agentloop._serving.states import StateStore, new_name, put_back
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, FeedReader
@@ -52,6 +51,7 @@ from agentloop.asgi._verdicts import Decision, apply_decisions, as_sentence, giv
 from agentloop.asgi._writer import EventWriter, StreamForm, describe_run, format_event, format_frame
 from agentloop.exceptions import InputRefusedError, StateError
 from agentloop.items import Item
+from agentloop.journal._states import StateStore, new_name, put_back
 from agentloop.run._stream import RunStream
 from agentloop.state import RunState
 

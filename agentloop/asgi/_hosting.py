@@ -89,8 +89,6 @@ import attrs
 from anyio.abc import TaskGroup
 
 from agentloop._common.turns import collect_in_turns
-from agentloop._serving.public_errors import describe_summary
-from agentloop._serving.states import is_name
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, position_after
@@ -100,7 +98,9 @@ from agentloop.asgi._response import log_failure
 from agentloop.asgi._writer import describe_pause
 from agentloop.config import RunConfig
 from agentloop.exceptions import JournalError, UserError
+from agentloop.exceptions._public import describe_summary
 from agentloop.journal._closing import close_in_time
+from agentloop.journal._states import is_name
 from agentloop.run import Runner
 from agentloop.state import RunState
 

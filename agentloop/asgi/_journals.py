@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 
 import anyio.to_thread
 
-from agentloop._serving.states import is_name
 from agentloop.abc import Codec, Journal
 from agentloop.exceptions import JournalError, UserError
 from agentloop.journal import FileJournal
+from agentloop.journal._states import is_name
 
 
 @runtime_checkable

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import attrs
 import msgspec
 
-from agentloop._serving.states import NAME_PATTERN
 from agentloop.asgi._http import BodyT, HTTPRefusal, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
 from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
+from agentloop.journal._states import NAME_PATTERN
 from agentloop.run import RunOptions
 from agentloop.state import RunState
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from agentloop._common.error_text import error_summary
-from agentloop._serving.public_errors import describe_error
 from agentloop.agents import Agent
 from agentloop.asgi._http import ClientGone, Headers, Receive, Scope, Send, WebLimits, while_connected
 from agentloop.asgi._writer import EventWriter, Numbered, StreamForm
 from agentloop.exceptions import UserError
+from agentloop.exceptions._public import describe_error
 from agentloop.run import Runner, RunOptions
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ import attrs
 import msgspec
 
 from agentloop import events as ev
-from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
 from agentloop.asgi._http import Headers, HTTPRefusal
@@ -42,6 +41,7 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
+from agentloop.journal._states import new_name
 
 if TYPE_CHECKING:
     from agentloop.results import RunResult

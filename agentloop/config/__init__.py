@@ -32,8 +32,8 @@ from agentloop.usage import RequestUsage
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
-    from agentloop.conditions import Condition, PredicateFunction
     from agentloop.config._bundling import Bundle
+    from agentloop.config.conditions import Condition, PredicateFunction
     from agentloop.tools import ToolSource
     from agentloop.window.policy import ContextPolicy
 
@@ -118,7 +118,7 @@ def _to_limits(given: Any) -> Any:
 
 
 def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
-    from agentloop.conditions import as_condition
+    from agentloop.config.conditions import as_condition
 
     try:
         as_condition(value)

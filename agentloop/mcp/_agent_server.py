@@ -25,11 +25,11 @@ from agentloop._common.masking import mask_arguments
 from agentloop._common.naming import replace_unusable
 from agentloop._common.version import __version__
 from agentloop._engine.calls.output_text import render
-from agentloop._serving.public_errors import describe_error
-from agentloop._serving.states import ClientStates
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
+from agentloop.exceptions._public import describe_error
 from agentloop.items import ApprovalRequest, CallToAnswer, Interruption
+from agentloop.journal._states import ClientStates
 from agentloop.run import Runner
 from agentloop.state import RunState
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from agentloop._core.plan import Arguments
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop._engine.runtime.threads import Threads
-    from agentloop.conditions import Condition, PredicateFunction
+    from agentloop.config.conditions import Condition, PredicateFunction
     from agentloop.models.registry import Providers
     from agentloop.run._batch import JournalFactory, RunBatch
     from agentloop.state import RunState
@@ -682,7 +682,7 @@ def _follow_session(session: Session, fold: RunFold) -> SessionProgress:
 
 
 def _read_condition(given: Condition | PredicateFunction) -> Condition:
-    from agentloop.conditions import as_condition
+    from agentloop.config.conditions import as_condition
 
     return as_condition(given)
 

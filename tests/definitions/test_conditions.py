@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop import conditions
-from agentloop.conditions import (
+from agentloop.config import conditions
+from agentloop.config.conditions import (
     AllOf,
     AnyOf,
     Condition,

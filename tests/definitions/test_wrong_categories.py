@@ -27,7 +27,7 @@ from agentloop import (
     UserError,
     handoff,
 )
-from agentloop.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
+from agentloop.config.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import UserMessage

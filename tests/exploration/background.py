@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from agentloop import Agent, Capacity, RunConfig, StopAtTools, tool
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.testing import call, say
 from agentloop.testing.simulation._faults import CancelsItself, FailsInCleanup, Raises, Returns, Swallows
 from agentloop.testing.simulation.generated import Chance, draw_tape

@@ -17,9 +17,9 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config import RunConfig
 from agentloop.config.budget import UsageLimits
+from agentloop.config.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config.policies import Decision, Deny, PendingCall
 from agentloop.guardrails import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage

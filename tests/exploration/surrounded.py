@@ -15,9 +15,9 @@ from typing import Any
 
 import attrs
 
-from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.config.budget import UsageLimits
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, HostedToolCall, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.limits import ToolExecution

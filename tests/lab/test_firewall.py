@@ -509,7 +509,7 @@ async def test_the_budget_bounds_the_requests() -> None:
 async def test_input_that_was_added_later_is_added_at_the_same_point() -> None:
     """The application had stopped the run after a turn, and added a message."""
     agent = make_agent([ask("look_up", 1), say("Anything else?")])
-    from agentloop.conditions import MaxTurns
+    from agentloop.config.conditions import MaxTurns
 
     first = await Runner.run(agent, "go", run_config=RunConfig(stop_when=MaxTurns(1)))
     state = first.to_state()

@@ -33,8 +33,8 @@ from agentloop import records as r
 from agentloop._storage.state_codec import read_lines
 from agentloop.abc import effects as e
 from agentloop.bundles import Todo
-from agentloop.conditions import MaxTurns
 from agentloop.config import HistorySettings
+from agentloop.config.conditions import MaxTurns
 from agentloop.items import CallToAnswer
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab._compare import VerdictRule

@@ -16,9 +16,9 @@ from exploration.observers import HookLog, JournalLog, SessionLog
 from agentloop import Agent, Runner, ToolContext
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.config.budget import UsageLimits
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.limits import ToolExecution

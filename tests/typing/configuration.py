@@ -25,7 +25,7 @@ from agentloop import (
     tool,
 )
 from agentloop.abc import Model
-from agentloop.conditions import Condition, MaxTurns, PredicateFunction
+from agentloop.config.conditions import Condition, MaxTurns, PredicateFunction
 from agentloop.guardrails import BlockedOutputArgs
 from agentloop.items import HostedToolCall, Item, ToolCall
 

@@ -21,7 +21,7 @@ from agentloop import (
     output_guardrail,
     tool,
 )
-from agentloop.conditions import Condition, MaxTurns, TextMention
+from agentloop.config.conditions import Condition, MaxTurns, TextMention
 from agentloop.guardrails import (
     RejectContent,
     ToolInputData,

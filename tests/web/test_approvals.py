@@ -16,9 +16,9 @@ from web.harness import Exchange, ask, send_request
 from web.test_continued import Journals, recorded
 
 from agentloop import Agent, SealKey, tool
-from agentloop._serving.states import new_name
 from agentloop.asgi import AgentApp, ClientStates, FolderStates, Grant, JournalFolder, MemoryStates, WebRequest
 from agentloop.exceptions import StateError, UserTypeError, UserValueError
+from agentloop.journal._states import new_name
 from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
@@ -414,7 +414,7 @@ async def test_handle_of_an_older_version_is_taken(tmp_path: Path) -> None:
 
 
 def _digest(text: str) -> str:
-    from agentloop._serving.states import _digest as digest
+    from agentloop.journal._states import _digest as digest
 
     return digest(text)
 
@@ -459,7 +459,7 @@ async def test_store_of_states_in_memory_is_bounded_by_bytes() -> None:
 async def test_store_of_states_in_memory_forgets_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that waited longer than a day can't be taken, and the next save frees its memory."""
     now = 1_000.0
-    monkeypatch.setattr("agentloop._serving.states.time.monotonic", lambda: now)
+    monkeypatch.setattr("agentloop.journal._states.time.monotonic", lambda: now)
     states, forever = MemoryStates(), MemoryStates(max_age=None)
     handle, kept = await states.put("old"), await forever.put("old")
     late = await states.put("other")

@@ -177,7 +177,7 @@ async def test_a_question_is_a_form_of_its_schema(url: str, button: str, said: s
 
 
 async def test_an_answer_before_the_stream_has_ended_is_waited_for(url: str) -> None:
-    """Who answers at once does so before the stream that asked has ended; the page is ready when the answer is there."""
+    """Who answers at once does so before the asking stream has ended; the page is ready when the answer is there."""
     async with browsing(url) as page:
         answer = "window.answered = true; document.querySelector('button.yes').click()"
         await page.at("document.querySelector('.verdict select') !== null", answer)

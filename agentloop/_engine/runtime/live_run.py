@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop._engine.runtime.threads import Threads
     from agentloop.agents._sourced_tools import SourcedTools
-    from agentloop.conditions import Condition
+    from agentloop.config.conditions import Condition
 
 logger = logging.getLogger("agentloop")
 

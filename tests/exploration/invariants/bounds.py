@@ -13,8 +13,8 @@ from typing import Any
 from agentloop import records as r
 from agentloop._schema.json_text import canonical_arguments
 from agentloop.agents import Agent
-from agentloop.conditions import ConditionView, as_condition
 from agentloop.config.budget import UsageLimits
+from agentloop.config.conditions import ConditionView, as_condition
 from agentloop.exceptions import ModelBehaviorError, ToolLoopDetected, UsageLimitExceeded
 from agentloop.items import AssistantMessage, UserMessage
 from agentloop.outcomes import FROM_ABOVE

@@ -29,7 +29,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.guardrails import Allow, tool_output_guardrail
 from agentloop.items import Image, Text, ToolCall, UserMessage

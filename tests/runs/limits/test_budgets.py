@@ -37,7 +37,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
+from agentloop.config.conditions import MaxTurns, TextMention, TokenLimit, ToolCalled
 from agentloop.exceptions import ToolLoopDetected, UserTypeError
 from agentloop.guardrails import RejectContent, tool_input_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, SystemMessage, ToolCall

@@ -24,7 +24,7 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import ModelRefusalError, ReplayDivergence, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Refusal, Text, UserMessage
 from agentloop.journal import MemoryJournal

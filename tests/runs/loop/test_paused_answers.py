@@ -30,7 +30,7 @@ from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop._core.run_fold import MAX_PAUSES
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal

@@ -14,7 +14,7 @@ from kit.watching import ToolHookLog, Watch
 from agentloop import Agent, RunConfig, Runner, RunTimeoutError, ToolCallError, ToolContext, handoff, tool
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession

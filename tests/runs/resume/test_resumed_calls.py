@@ -35,7 +35,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.items import HandoffCall
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, respond, say

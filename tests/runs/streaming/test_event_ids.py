@@ -18,8 +18,8 @@ from agentloop import (
     tool,
 )
 from agentloop import events as ev
-from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.guardrails import Allow, ReplaceOutput, Rewrite, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal

@@ -30,7 +30,7 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.conditions import MaxTurns
+from agentloop.config.conditions import MaxTurns
 from agentloop.exceptions import InputRefusedError, JournalError, ModelRefusalError
 from agentloop.items import AssistantMessage, Refusal, UserMessage
 from agentloop.journal import MemoryJournal

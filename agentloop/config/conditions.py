@@ -63,7 +63,7 @@ class Condition:
     """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may be on either side.
 
     Example:
-        from agentloop.conditions import MaxTurns, TextMention, TokenLimit
+        from agentloop.config.conditions import MaxTurns, TextMention, TokenLimit
 
         enough = MaxTurns(10) | TextMention("DONE") & TokenLimit(1000)  # conditions are combined by | and &
         print(type(enough).__name__ != "MaxTurns")  # True
@@ -123,7 +123,7 @@ class MaxTurns(Condition):
 
     Example:
         from agentloop import Agent, RunConfig, Runner, tool
-        from agentloop.conditions import MaxTurns
+        from agentloop.config.conditions import MaxTurns
         from agentloop.testing import ScriptedModel, call
 
         @tool
@@ -152,7 +152,7 @@ class ToolCalled(Condition):
 
     Example:
         from agentloop import Agent, RunConfig, Runner, tool
-        from agentloop.conditions import ToolCalled
+        from agentloop.config.conditions import ToolCalled
         from agentloop.testing import ScriptedModel, call
 
         @tool
@@ -181,7 +181,7 @@ class TextMention(Condition):
     """Holds for a turn whose messages or tool outputs contain *text* exactly.
 
     Example:
-        from agentloop.conditions import MaxTurns, TextMention
+        from agentloop.config.conditions import MaxTurns, TextMention
 
         either = TextMention("DONE") | MaxTurns(20)  # give it as RunConfig.stop_when
         print(either)  # TextMention('DONE') | MaxTurns(20)
@@ -203,7 +203,7 @@ class TokenLimit(Condition):
     """Holds once the run has used *n* tokens in all. Stops the run with a result; `UsageLimits` raise an error.
 
     Example:
-        from agentloop.conditions import TokenLimit, ToolCalled
+        from agentloop.config.conditions import TokenLimit, ToolCalled
 
         both = TokenLimit(50_000) & ToolCalled("save")  # give it as RunConfig.stop_when
         print(both)  # TokenLimit(50000) & ToolCalled('save')
