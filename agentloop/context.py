@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import UserError
 from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.type_parameters import ContextT_co
@@ -20,6 +21,8 @@ from agentloop.items import Item
 from agentloop.usage import Usage
 
 ResourceT = TypeVar("ResourceT")
+
+_CALL_ID = NAMES.text()
 
 
 @runtime_checkable
@@ -415,7 +418,11 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         """Cancel one call of this run, which may be this call. Callable from any thread.
 
         Returns False if the call has already ended or its id is unknown.
+
+        Raises:
+            UserTypeError: *call_id* or *reason* isn't text.
         """
+        check("call_id", _CALL_ID, call_id)
         return self._require_services("cancel_call").cancel_call(call_id, reason)
 
     def check_cancelled(self) -> None:

@@ -42,7 +42,8 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.items import Interruption, Item, ToolCall
+from agentloop.guardrails import ToolGuardrailResult
+from agentloop.items import ApprovalRequest, CallToAnswer, Interruption, Item, ToolCall, ToolOutput
 from agentloop.results import RunResult
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class RunStream(Block, Generic[OutputT]):
 
     @uninterrupted
     def cancel_call(
-        self, call: str | ToolCall | ev.Event, reason: str | None = None, *, path: tuple[str, ...] = ()
+        self, call: str | ToolCall | Interruption | ev.Event, reason: str | None = None, *, path: tuple[str, ...] = ()
     ) -> bool:
         """Cancel one call while the run continues; return False if it has ended or is unknown. From any task or thread.
 
@@ -248,12 +249,13 @@ class RunStream(Block, Generic[OutputT]):
         A run that has paused can't cancel a call, because nothing of it runs any more: reject the call instead.
 
         Args:
-            call: The id of a call, the call, or an event of it.
+            call: The id of a call, the call, an interruption, or an event of the call.
             reason: What the output says.
-            path: Of an id or a `ToolCall`, the path of its run: the ids of the agent-tool calls around it. An event has
-                its own.
+            path: Of an id or a `ToolCall`, the path of its run: the ids of the agent-tool calls around it. An event and
+                an interruption have their own.
 
         Raises:
+            UserTypeError: *call* is none of these, as an event of no call.
             StateError: the run has paused, and the call waits for a verdict.
         """
         where, call_id = _find_call_id(call, path)
@@ -518,23 +520,43 @@ _CALL_PATH = NAMES.needs(
 )
 
 
-def _find_call_id(call: str | ToolCall | ev.Event, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return path and id of the call that *call* means: an id or a `ToolCall` of the run at *path*, or an event.
+def _find_call_id(call: str | ToolCall | Interruption | ev.Event, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return path and id of the call *call* means: an id or a `ToolCall` of the run at *path*, or what is about one.
 
     Raises:
         UserTypeError: *call* is none of these, or *path* is not a tuple of texts.
-        UserError: a *path* beside an event, which has its own.
+        UserError: a *path* beside an event or an interruption, which has its own.
     """
     check("path", _CALL_PATH, path)
     if isinstance(call, str):
         return path, call
     if isinstance(call, ToolCall):
         return path, call.call_id
-    inner = getattr(call, "call", None)
-    if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
-        inner = item
-    if not isinstance(inner, ToolCall):
-        raise UserTypeError(f"cancel_call: expected a call id, a ToolCall or an event of a call, got {call!r}")
+    call_id = _call_id_in(call)
+    if call_id is None:
+        raise UserTypeError(
+            f"cancel_call: expected a call id, a ToolCall, an interruption or an event of a call, got {call!r}"
+        )
     if path:
-        raise UserError("path: an event has its own, so none is given with it")
-    return call.path, inner.call_id
+        raise UserError("path: an event has its own, as an interruption has, so none is given with it")
+    return call.path, call_id
+
+
+def _call_id_in(told: Interruption | ev.Event) -> str | None:
+    """Return the id of the call that *told* is about; None if it is about none."""
+    match told:
+        case ev.ItemCreated(item=held) | ev.GuardrailSettled(result=held):
+            pass
+        case ev.ApprovalRequested(request=held) | ev.AnswerRequested(request=held):
+            pass
+        case _:
+            held = told
+    match held:
+        case ev.ArgumentsDelta() | ToolCall() | ToolOutput():
+            return held.call_id
+        case ev.CallStarted() | ev.CallProgress() | ev.CustomEvent() | ev.CallSettled():
+            return held.call.call_id
+        case ApprovalRequest() | CallToAnswer() | ToolGuardrailResult():
+            return held.call.call_id
+        case _:
+            return None

@@ -220,6 +220,7 @@ class AgentRunHandle:
         self, what: str, given: dict[str, Any], path: Sequence[str] | None, wait: bool, timeout: float | None
     ) -> None:
         """Send *given* by the workflow's update `give_WHAT`, or by its signal WHAT."""
+        check("call_id", _CALL_ID, given["call_id"])
         if path is not None:
             check("path", _CALL_PATH, path)
             given["path"] = list(path)

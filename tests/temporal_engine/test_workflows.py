@@ -31,6 +31,7 @@ from agentloop import (
 )
 from agentloop.bundles import FolderMemory, Memory
 from agentloop.exceptions import StateError, UserTypeError
+from agentloop.items import ToolCall
 from agentloop.records import CallSettled
 from agentloop.temporal import AgentPlugin, AgentRunHandle, AgentWorkflow, ToolActivity, WorkerUnavailable, start_run
 from agentloop.temporal._payloads import pack
@@ -405,6 +406,10 @@ async def test_wrong_call_or_path_is_refused_to_who_cancels(address: str) -> Non
                 await handle.cancel_call("w0", path=wrong)  # type: ignore[arg-type]
         with pytest.raises(UserTypeError, match="call_id: expected text"):
             await handle.cancel_call(1)  # type: ignore[arg-type]
+        for give in (handle.approve, handle.reject, handle.answer):
+            for wait in (True, False):
+                with pytest.raises(UserTypeError, match="call_id: expected text"):
+                    await give(ToolCall("w0", "wait"), wait=wait)  # type: ignore[arg-type]
         for given in (["w0", None, [1]], ["w0", None, None], [1, None]):
             with pytest.raises(WorkflowUpdateFailedError):
                 await handle.workflow.execute_update("cancel_call", args=given)

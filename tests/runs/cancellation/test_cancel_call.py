@@ -1,21 +1,33 @@
 """`cancel_call` ends one call from outside, by id, call or event, from any task or thread; the run continues."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import pytest
-from kit.agents import Run, call_each, configure_run, fine, make_agent
+from kit.agents import Run, call_each, configure_run, fine, make_agent, script_turns
 from kit.ending import endless
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Agent, Allow, RunConfig, Runner, ToolContext, ToolExecution, UserError, tool
+from agentloop import Agent, Allow, ExternalTool, RunConfig, Runner, ToolContext, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.exceptions import ToolCancelledError, UserTypeError
-from agentloop.guardrails import tool_input_guardrail
+from agentloop.guardrails import ToolGuardrailResult, tool_input_guardrail
+from agentloop.items import (
+    ITEM_TYPES,
+    ApprovalRequest,
+    CallToAnswer,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    ToolCall,
+)
+from agentloop.outcomes import CallOutcome
 from agentloop.testing import ScriptedModel, call, say
 
 ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
@@ -383,3 +395,101 @@ async def test_call_that_another_of_its_admission_cancels_at_once_never_begins(r
     assert read_endings(result.calls)[1] == ("c2", "cancelled", "caller")
     assert [settled.call_id for settled in watch.of(r.CallSettled)].count("c2") == 1
     assert begun == ["c3"]
+
+
+CALL = ToolCall("c1", "endless")
+SAMPLES: dict[str, Any] = {
+    **{"call": CALL, "call_id": "c1", "path": (), "turn": 1, "agent": "a", "duration": 0.0, "guardrail": fine},
+    **{"outcome": CallOutcome(status="succeeded"), "status": "completed", "progress": 1.0, "returns": {}, "data": {}},
+    **{"cached": 1, "cached_before": 2},
+}
+"""Values of required fields, by name."""
+
+
+def make_samples(cls: Any) -> Iterator[Any]:
+    """Yield values of *cls*, one for each kind of thing that it can hold: each is about call `c1` if it can be."""
+    inner: dict[str, tuple[Any, ...]] = {
+        "item": ITEM_TYPES,
+        "request": (CallToAnswer,) if cls is ev.AnswerRequested else (ApprovalRequest,),
+        "result": (ToolGuardrailResult,),
+    }
+    required = [one.name for one in msgspec.structs.fields(cls) if one.required]
+    held = next((name for name in required if name in inner), None)
+    filled = {name: SAMPLES.get(name, "text") for name in required}
+    if held is None:
+        yield cls(**filled)
+    else:
+        yield from (cls(**filled | {held: one}) for kind in inner[held] for one in make_samples(kind))
+
+
+EVENTS = [one for kind in get_args(ev.Event) for one in make_samples(kind)]
+NOT_BODIES = (HandoffCall, HandoffOutput, HostedToolCall)
+"""Handoffs, and what the provider runs itself: they have a `call_id`, but are no calls of a tool of the run."""
+
+
+def is_of_the_call(event: Any) -> bool:
+    """Tell whether the id of the call is anywhere in *event*."""
+    return not isinstance(getattr(event, "item", None), NOT_BODIES) and "'c1'" in repr(event)
+
+
+def name_kinds(event: Any) -> str:
+    return f"{type(event).__name__} {type(getattr(event, 'item', 0)).__name__}"
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=name_kinds)
+async def test_each_event_of_a_call_cancels_it(event: Any) -> None:
+    """Whatever an event holds the call in; an event of no call is refused, by name."""
+    agent = make_agent([endless], call_each("endless"))
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for one in stream:
+            if not isinstance(one, ev.CallStarted):
+                continue
+            if is_of_the_call(event):
+                assert stream.cancel_call(event, "not needed") is True
+                continue
+            with pytest.raises(UserTypeError, match=r"^cancel_call: expected a call id, a ToolCall, .*, got "):
+                stream.cancel_call(event)
+            assert stream.cancel_call("c1", "not needed") is True
+    assert read_endings(stream.result.calls) == [("c1", "cancelled", "caller")]
+
+
+@pytest.mark.parametrize("given", ["event", "interruption"])
+@pytest.mark.parametrize("waiting", ["verdict", "answer"])
+async def test_a_call_of_a_nested_run_is_cancelled_by_what_says_that_it_waits(given: str, waiting: str) -> None:
+    """The event and the interruption know the path; the outermost run has a call of the same id."""
+
+    @tool(needs_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    asking: Any = pay if waiting == "verdict" else ExternalTool("pay", "Pay.", {})
+    inner: Agent[Any, Any] = Agent("inner", model=script_turns(call("pay", {}, "c1"), say("ok")), tools=[asking])
+    beside = [call("ask", {"input": "?"}, "a1"), call("endless", {}, "c1")]
+    agent = Agent("outer", model=script_turns(beside, say("done")), tools=[inner.as_tool("ask", "Ask."), endless])
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.ApprovalRequested | ev.AnswerRequested):
+                about = event if given == "event" else event.request
+                with pytest.raises(UserError, match=r"^path: "):
+                    stream.cancel_call(about, path=("a1",))
+                assert stream.cancel_call(about, "not needed") is True
+                assert stream.cancel_call("c1", "nor this") is True
+    assert [(one.path, one.call_id) for one in stream.state.records if isinstance(one, r.CancelRequested)] == [
+        (("a1",), "c1"),
+        ((), "c1"),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [CALL, 1, None, ["c1"], {}])
+async def test_a_context_takes_the_id_of_a_call_only(run_mode: Run, wrong: Any) -> None:
+    """Anything else is refused: False would say that the call has ended."""
+
+    @tool
+    async def stops(ctx: ToolContext[Any]) -> str:
+        with pytest.raises(UserTypeError, match=r"^call_id: expected text, got "):
+            ctx.cancel_call(wrong)
+        return "refused"
+
+    agent = make_agent([stops], call_each("stops"))
+    await run_mode(agent, "go")
+    assert read_shown_outputs(agent) == {"c1": "refused"}
