@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -125,6 +126,20 @@ _LAZY = {
     **dict.fromkeys(("ClearToolOutputs", "ContextPolicy", "ContextView", "DropOldest", "Summarize"), "window"),
 }
 """By name: the module of a class or function that only some runs need, imported at its first use."""
+_MOVED = {
+    "CallOutcome": "outcomes",
+    **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
+    **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "config.conditions"),
+    **dict.fromkeys(("InputGuardrailResult", "OutputGuardrailResult"), "guardrails"),
+    **dict.fromkeys(("JsonLimits", "RetryAdvice", "RetryContext"), "settings"),
+    **dict.fromkeys(("ContextTooLong", "InputRefusedError", "JournalError", "ModelRefusalError"), "exceptions"),
+    **dict.fromkeys(("ModelTimeoutError", "ModelTransportError", "OutcomeUnknown", "ReplayDivergence"), "exceptions"),
+    **dict.fromkeys(("SessionConflict", "ToolCancelledError", "ToolLoopDetected", "ToolSourceError"), "exceptions"),
+    **dict.fromkeys(("ToolTimeoutError", "UserTypeError", "UserValueError"), "exceptions"),
+    **dict.fromkeys(("budget", "conditions", "hooks", "policies"), "config"),
+    "effects": "abc",
+}
+"""By name: where a name or a module is that this one had in 0.1. It still gives it for a release, with a warning."""
 
 
 def _find(name: str) -> Any:
@@ -134,6 +149,11 @@ def _find(name: str) -> Any:
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(f"agentloop.{_LAZY[name]}"), name)
         return value
+    if (place := _MOVED.get(name)) is not None:
+        message = f"write `from agentloop.{place} import {name}`; `agentloop` itself has the name until 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        home = import_module(f"agentloop.{place}")
+        return getattr(home, name, None) or import_module(f"agentloop.{place}.{name}")
     if name == "RunTimeout":  # the old name of RunTimeoutError, with a warning
         return getattr(import_module("agentloop.exceptions"), name)
     _refuse(name, in_import=_is_import(sys._getframe(1)))
@@ -151,9 +171,7 @@ def _refuse(name: str, *, in_import: bool) -> NoReturn:
     """
     from agentloop._common.extras import describe_foreign
 
-    places: tuple[str, ...] = ("guardrails", "exceptions", "settings", "outcomes")
-    if in_import:
-        places += (*_SUBMODULES, "config.conditions")
+    places = ("guardrails", "exceptions", "settings", "outcomes", *(_SUBMODULES if in_import else ()))
     place = next((each for each in places if name in _names_of(each)), None)
     if place is None and not name.startswith("_") and (foreign := describe_foreign()):
         raise ImportError(f"agentloop has no {name!r}; {foreign}")

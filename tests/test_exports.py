@@ -105,7 +105,11 @@ def test_importing_the_package_compiles_few_classes() -> None:
 
 def test_every_name_loads_in_a_fresh_interpreter() -> None:
     """No public name depends on another having been loaded before."""
-    program = "import agentloop, json; print(json.dumps([n for n in agentloop.__all__ if not hasattr(agentloop, n)]))"
+    program = (
+        "import agentloop, json, warnings; warnings.simplefilter('ignore'); "
+        "names = [*agentloop.__all__, *agentloop._MOVED]; "
+        "print(json.dumps([name for name in names if not hasattr(agentloop, name)]))"
+    )
     assert _in_fresh_python(program) == []
 
 
@@ -152,6 +156,21 @@ def test_an_import_statement_for_nothing_fails_as_usual() -> None:
         exec("from agentloop import Nothing", {})
     assert inspect.unwrap(agentloop) is agentloop  # type: ignore[arg-type]  # as doctest does with everything
     assert not hasattr(agentloop, "__wrapped__")
+
+
+@pytest.mark.parametrize(("name", "place"), sorted(agentloop._MOVED.items()))
+def test_the_old_place_of_a_name_works_for_a_release(name: str, place: str) -> None:
+    """Both forms give the same thing, with a warning that names the new place and shows the line that asks."""
+    space: dict[str, Any] = {}
+    message = f"write `from agentloop.{place} import {name}`"
+    with pytest.warns(DeprecationWarning, match=message) as asked:
+        assert getattr(agentloop, name) is getattr(import_module(f"agentloop.{place}"), name)
+    assert asked[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=message) as imported:
+        exec(compile(f"from agentloop import {name}", "application.py", "exec"), space)
+    assert {warning.filename for warning in imported} == {"application.py"}
+    assert space[name] is getattr(import_module(f"agentloop.{place}"), name)
+    assert name not in {*agentloop.__all__, *dir(agentloop)}
 
 
 @pytest.mark.parametrize("module", [agentloop, agentloop.exceptions], ids=["agentloop", "exceptions"])
