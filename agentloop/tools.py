@@ -325,6 +325,10 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
         if self.kind == "custom":
             self._check_custom()
+        elif self.kind == "function" and self.format is not None:
+            raise UserValueError(f"tool {self.name!r}: format: it is for kind='custom', whose text it describes")
+        if self.secret and isinstance(self.body, PythonBody | AgentCall | ExternalBody):
+            self._check_secret()
         if self.namespace_description is not None and self.namespace is None:
             raise UserValueError(f"tool {self.name!r}: namespace_description: give the namespace, too")
         if isinstance(self.body, AgentCall) and self.capacity:
@@ -351,6 +355,17 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text isn't an object with arguments by name
         if self.serial is None:
             object.__setattr__(self, "serial", "custom")
+
+    def _check_secret(self) -> None:
+        """Check that each secret argument is one of the tool's: a name with a typo would hide nothing.
+
+        Tools of a source aren't checked: there one list of names may be for several tools.
+        """
+        known = self.params_json_schema.get("properties", {})
+        is_open = self.params_json_schema.get("additionalProperties", False) is not False
+        for name in self.secret if known and not is_open else ():
+            if name not in known and name != ALL_ARGUMENTS:
+                raise UserValueError(f"tool {self.name!r}: secret: there is no argument {name!r}, only {list(known)}")
 
     def _check_background(self) -> None:
         if not self.background:

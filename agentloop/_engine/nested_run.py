@@ -105,16 +105,16 @@ def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
 
 async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
     """Return the nested run's input. Made from secret arguments it is secret, too, with any input builder."""
+    given: Any = arguments.value
     if body.typed is None:
         assert arguments.bound is not None
         given = arguments.bound.values["input"]
-    elif body.input_builder is None:
-        given = body.typed.using(run.settings.config.converter).dump(arguments.value)
+    if body.input_builder is not None:
+        given = await run.call_callback("input_builder", call.call_id, body.input_builder, given)
+    elif body.typed is not None:
+        given = body.typed.using(run.settings.config.converter).dump(given)
         if body.shows_schema:
             given += f"\n\nThe input fits this JSON schema:\n{json.dumps(body.typed.schema.schema, ensure_ascii=False)}"
-    else:
-        value = arguments.value
-        given = await run.call_callback("input_builder", call.call_id, body.input_builder, value)
     items = to_items(given)
     if not isinstance(given, str):
         items = check_items("input_builder", items)

@@ -460,8 +460,8 @@ class Agent(Generic[ContextT, OutputT]):
             tool_description: The description of the tool for the model; "Ask the agent NAME." if not given.
             parameters: The type of a structured input; without it the one argument is `input: str`.
             include_input_schema: True to show the agent the JSON schema of *parameters*, after the JSON of its input.
-            input_builder: `(value)` returns the nested run's input (text or items) for a structured *value*; the
-                input is the JSON of the value if not given.
+            input_builder: `(value)` returns the nested run's input (text or items) for a structured *value*, or for the
+                text without *parameters*; the input is the JSON of the value, or that text, if not given.
             custom_output_extractor: `(RunResult)` returns the tool's value in place of the final output.
             on_stream: A callable that receives every event of the nested run, in order, all of them before the call
                 ends. While a slow one is 1,024 events behind, the nested run waits for it, and no other run; its errors
@@ -469,7 +469,8 @@ class Agent(Generic[ContextT, OutputT]):
             hooks: Methods that the nested run calls and waits for. Those of the outer run aren't called for it.
             run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound only the nested
                 run; the limits of the outer run bind the nested run, too. It can't have `instruments`, because the
-                instruments of the outer run see nested records by their `path`. `effects` are always the outer run's.
+                instruments of the outer run see nested records by their `path`. `effects`, `owner`, `sandbox`,
+                `stream_buffer` and `tracing` are always the outer run's.
             max_turns: Limit on the turns of the nested run; None = no limit.
             session: The session of the nested run.
             conversation: The conversation that the nested run's provider keeps, in place of a session.

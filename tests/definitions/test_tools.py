@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, tool
+from agentloop import Agent, ExternalTool, tool
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import Allow, tool_input_guardrail
@@ -28,6 +28,13 @@ async def greet(name: str, loud: bool = False) -> str:
 def add(x: int, y: int) -> int:
     """Add."""
     return x + y
+
+
+@attrs.frozen
+class Shelf:
+    """Where something stands."""
+
+    row: int
 
 
 async def raw(ctx: ToolContext[Any], text: str) -> str:
@@ -131,6 +138,8 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
         ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: expected a pair"),
         ({"secret": "name"}, UserTypeError, "secret: expected a sequence"),
         ({"secret": ["name", 3]}, UserTypeError, r"secret\[1\]: expected an argument's name"),
+        ({"secret": ["nam"]}, UserValueError, "secret: there is no argument 'nam', only "),
+        ({"format": {"type": "grammar"}}, UserValueError, "format: it is for kind='custom'"),
         ({"secret_output": 0}, UserTypeError, "secret_output: expected a bool"),
         ({"cost": 3}, UserTypeError, "cost: expected a callable"),
         ({"custom_data_extractor": 3}, UserTypeError, "custom_data_extractor: expected a callable"),
@@ -146,6 +155,30 @@ def test_a_wrong_option_is_refused_at_once_by_its_name(
         assert "tool 'greet'" in str(caught.value)
         with pytest.raises(error, match=words):
             attrs.evolve(tool(greet), **options)
+
+
+def test_a_secret_argument_is_one_of_the_tool_however_it_is_made() -> None:
+    """Where the names aren't all known, as with `**kwargs`, any is taken; so is `*`, which means all."""
+
+    async def keep(**words: str) -> str:
+        return "kept"
+
+    room = {"type": "object", "properties": {"door": {"type": "string"}}}
+    for make in (
+        lambda: Agent("a").as_tool(secret=["password"]),
+        lambda: Agent("a").as_tool(parameters=Shelf, secret=["password"]),
+        lambda: ExternalTool("room", "Ask.", room, secret=["password"]),
+    ):
+        with pytest.raises(UserValueError, match="secret: there is no argument 'password', only "):
+            make()
+    assert Agent("a").as_tool(secret=["input"]).secret == ("input",)
+    assert Agent("a").as_tool(parameters=Shelf, secret=["row"]).secret == ("row",)
+    assert Agent("a").as_tool(parameters=dict[str, str], secret=["password"]).secret == ("password",)
+    assert ExternalTool("room", "Ask.", room, secret=["door"]).secret == ("door",)
+    assert ExternalTool("room", "Ask.", {}, secret=["door"]).secret == ("door",)
+    assert ExternalTool("room", "Ask.", room | {"additionalProperties": True}, secret=["key"]).secret == ("key",)
+    assert tool(keep, strict_mode=False, secret=["password"]).secret == ("password",)
+    assert tool(greet, secret=["*"]).secret == ("*",)
 
 
 @pytest.mark.parametrize("capacity", [Capacity(2), [Capacity(2), Rate(3, per=1.0)], iter([Capacity(2)]), ()])

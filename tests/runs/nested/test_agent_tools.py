@@ -492,6 +492,23 @@ async def test_structured_input_becomes_json_or_what_the_builder_makes(run_mode:
     assert [item.text for item in read_requests(third)[0].items] == ["look up", "bees"]
 
 
+async def test_a_builder_without_parameters_is_given_the_text(run_mode: Run) -> None:
+    """It makes text or items of it, of a secret text secret ones."""
+    first, second = helper(say("ok"), name="first"), helper(say("ok"), name="second")
+
+    async def build(text: str) -> list[Any]:
+        return [UserMessage("look up"), UserMessage(text)]
+
+    tools = [
+        first.as_tool(input_builder=lambda text: f"about {text}"),
+        second.as_tool(input_builder=build, secret=("input",)),
+    ]
+    outer = make_agent(tools, [call(name, {"input": "bees"}) for name in ("first", "second")])
+    await run_mode(outer, "go")
+    assert [item.text for item in read_requests(first)[0].items] == ["about bees"]
+    assert [(item.text, item.secret) for item in read_requests(second)[0].items] == [("look up", True), ("bees", True)]
+
+
 async def test_structured_input_that_does_not_fit_is_told_to_the_model(run_mode: Run) -> None:
     """The nested run doesn't begin, and the outer model receives the fault."""
     inner = helper(say("never"))
