@@ -41,7 +41,6 @@ forward only.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from bisect import bisect_left
@@ -70,7 +69,6 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._queue import RecordedQueue
 from agentloop.testing.replaying._recorded import (
     GIVEN,
-    INPUTS,
     Call,
     Leniency,
     Path,
@@ -535,7 +533,10 @@ class ReplayLog:
 
         Its calls were over but for those that wait for answers, or whose nested runs do. Its end leaves these open.
         """
-        last = self.records[self.cursor - 1]
+        before = (
+            record for record in reversed(self.appended) if not isinstance(record, r.VerdictGiven | r.CallAnswered)
+        )
+        last = next(before)  # what is given to a run that is about to pause changes nothing about that
         path = last.path[:-1] if isinstance(last, r.RunEnded) else last.path
         following, state = self.next_of_run(path), self.log.state.at(path) if self.log is not None else None
         if following is None or state is None or not self._is_end_next(following):
@@ -599,28 +600,41 @@ class ReplayLog:
         return found is not None and _is_unstarted_cut(found, FROM_ABOVE)
 
     def insert_given(self) -> None:
-        """Append the due records of senders of input, as recorded, at once: before the run looks into its inbox.
+        """Append the due records of what came from outside, as recorded, at once: before the run looks for them.
 
-        The run takes no input between that look and its next record, so it had seen them all if the log has one there.
-        So are answers, if one of their calls is what the run did next: the run may be about to pause for it. Not so an
-        input behind one that was shown, if no other was shown next, or if the run would have ended: it had looked, and
-        waited for its reader. Before the turn it looked again, for other input: see `ReplayEffects.begin_turn`.
+        The run takes no input between its look into the inbox and its next record, so it had seen them all if the log
+        has one there. So are verdicts and answers, unless it paused next: it may not have seen them. Not so an input
+        behind one that was shown, if no other was shown next, or if the run would have ended: it had looked, and waited
+        for its reader. Before the turn it looked again, for other input: see `ReplayEffects.begin_turn`.
         """
-        while not self.over and isinstance(self.due, (*INPUTS, r.CallAnswered)) and self._is_taken_next(self.due):
+        while not self.over and isinstance(self.due, GIVEN) and self._is_taken_next(self.due):
             self.insert()
 
-    def _is_taken_next(self, given: r.InputAdded | r.InputWithdrawn | r.CallAnswered) -> bool:
+    def _is_taken_next(self, given: r.InputAdded | r.InputWithdrawn | r.CallAnswered | r.VerdictGiven) -> bool:
         """Tell whether *given*, the due record, was there when the run took its next step."""
+        if isinstance(given, r.CallAnswered | r.VerdictGiven):
+            return self._is_seen_next(given.path, answers=isinstance(given, r.CallAnswered))
         last = self.records[self.cursor - 1]
-        if not isinstance(given, r.CallAnswered) and not isinstance(last, r.InputShown):
+        if not isinstance(last, r.InputShown):
             return True
         due = self.records[self.cursor : self.entry.stop]
-        gifts = list(itertools.takewhile(lambda one: isinstance(one, GIVEN), due))
-        following = due[len(gifts)] if len(gifts) < len(due) else None
-        if not isinstance(given, r.CallAnswered):
-            return last.path in self.beginning and (isinstance(following, r.InputShown) or is_of_input(following))
-        answered = [(one.path, one.call_id) for one in gifts if isinstance(one, r.CallAnswered)]
-        return following is not None and call_of(following) in answered
+        following = next((one for one in due if not isinstance(one, GIVEN)), None)
+        return last.path in self.beginning and (isinstance(following, r.InputShown) or is_of_input(following))
+
+    def _is_seen_next(self, path: Path, *, answers: bool) -> bool:
+        """Tell whether the run at *path*, or the one around it if it has paused, sees what it is given: it continues.
+
+        A call that is answered in the step in which it asks doesn't pause. Only if the run acts on an answer next, or
+        was cut off, does the order of the two say nothing.
+        """
+        index = self.find(object, path, lambda record: not isinstance(record, GIVEN))
+        if index is None:
+            return bool(path) and self._is_seen_next(path[:-1], answers=answers)
+        following = self.records[self.skip_last_steps(index)]
+        if not answers or isinstance(following, r.RunResumed) or is_cut_from_outside(following):
+            return not (isinstance(following, r.RunEnded) and following.status == "interrupted")
+        gifts = self.records[self.cursor : index]
+        return call_of(following) in [(one.path, one.call_id) for one in gifts if isinstance(one, r.CallAnswered)]
 
     def insert_cuts(self) -> None:
         """Append the due records of resources whose closing was cut, as recorded: a replay has only their placeholders.
@@ -742,6 +756,8 @@ class ReplayLog:
             return True  # calls of an earlier run segment continue without a second start
         if state is not None and any(call.answer is not None and call.outcome is None for call in state.batch):
             return True  # so do calls that were answered
+        if any(self.find(r.RunResumed, (*path, one)) is not None for one in order):
+            return True  # so do those whose nested runs have paused, and are resumed
         cut: list[tuple[int, int, float]] = []
         expired, paused = -1, False
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:

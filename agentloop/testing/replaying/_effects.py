@@ -301,6 +301,8 @@ class ReplayEffects(ReplayLog):
 
         Cancellation: the wait is shielded. Not a checkpoint where the body ended together with its run.
         """
+        if paused and self.find(r.RunResumed, (*path, call_id)) is not None:
+            return  # a verdict or an answer came while the run around it was under way: the body continues there
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
         if index is None and not self.entry.ended and not paused:
