@@ -11,6 +11,7 @@ size) or too lax (NaN, repeated keys). Does not know what is stored.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -57,6 +58,17 @@ def encode(value: Any, order: Order = "sorted") -> bytes:
         return _text_of(value, order).encode("utf-8", "backslashreplace")
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"Not a value of JSON: {type(error).__name__}") from None
+
+
+def encode_shown(value: Any, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
+    """Return JSON text of *value* to be shown or measured, in which half of a surrogate pair is an escape.
+
+    Names, ids and texts of models and tools may have one, and UTF-8 doesn't. What is stored is the work of `encode`.
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=enc_hook)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=enc_hook), separators=(",", ":")).encode()
 
 
 def _text_of(value: Any, order: Order) -> str:

@@ -42,11 +42,10 @@ from agentloop._concurrency.backend import scheduler
 from agentloop._schema.json_check import leave_out
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
-from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._http import HTTPRefusal, replace_surrogates
 from agentloop.asgi._json_patch import find_patch
 from agentloop.asgi._shared_state import SharedState
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
-from agentloop.asgi._writer import replace_surrogates
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelBehaviorError, UserError
 from agentloop.items import (

@@ -5,7 +5,7 @@ Does not know about runs. A fault of the client is a `HTTPRefusal`: a status and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -142,13 +142,30 @@ def check_json(scope: Scope, body: bytes) -> bytes:
     return body
 
 
+def encode_public(data: Mapping[str, Any]) -> bytes:
+    """Return *data* as JSON, with `?` for each half of a character, as at the end of a delta."""
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(replace_surrogates(data))
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Return a value of JSON with `?` for each half of a character."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {key: replace_surrogates(one) for key, one in value.items()}
+    return [replace_surrogates(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 async def answer_json(send: Send, status: int, data: Any, headers: Headers = ()) -> None:
     """Send *data* as the whole response.
 
     Raises:
         ClientGone: the client has left.
     """
-    body = msgspec.json.encode(data)
+    body = encode_public(data)
     usual = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await answer(send, status, body, [*usual, *headers])
 

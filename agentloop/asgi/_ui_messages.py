@@ -24,9 +24,8 @@ import msgspec
 from agentloop import events as ev
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._client_protocols import OURS, DeltaJoiner, as_text, name_call, read_image, read_name
-from agentloop.asgi._http import Headers, HTTPRefusal
+from agentloop.asgi._http import Headers, HTTPRefusal, encode_public
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
-from agentloop.asgi._writer import encode_public
 from agentloop.items import (
     AssistantMessage,
     CallToAnswer,

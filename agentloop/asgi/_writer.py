@@ -15,13 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import anyio
-import msgspec
 from anyio.lowlevel import checkpoint
 
 from agentloop import events as ev
 from agentloop._storage.public_json import to_json
 from agentloop.abc import Codec
-from agentloop.asgi._http import ClientGone, Headers, Send, WebLimits
+from agentloop.asgi._http import ClientGone, Headers, Send, WebLimits, encode_public
 from agentloop.items import Interruption
 
 if TYPE_CHECKING:
@@ -46,23 +45,6 @@ def format_frame(data: Mapping[str, Any], number: str | None = None) -> bytes:
     text = encode_public(data)
     head = b"event: %b\n" % data["type"].encode()
     return (head if number is None else b"%bid: %b\n" % (head, number.encode())) + b"data: %b\n\n" % text
-
-
-def encode_public(data: Mapping[str, Any]) -> bytes:
-    """Return *data* as JSON, with `?` for each half of a character, as at the end of a delta."""
-    try:
-        return msgspec.json.encode(data)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(replace_surrogates(data))
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Return a value of JSON with `?` for each half of a character."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {key: replace_surrogates(one) for key, one in value.items()}
-    return [replace_surrogates(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def format_event(number: str | None, event: ev.Event, codec: Codec | None = None) -> bytes:

@@ -34,8 +34,8 @@ import anyio.abc
 import anyio.to_thread
 import attrs
 import h11
-import msgspec
 
+from agentloop._common.json_bytes import encode_shown
 from agentloop._common.web_names import WebNames
 from agentloop.cli import errors
 from agentloop.exceptions import AgentLoopError
@@ -87,7 +87,7 @@ class SentMoments:
             name: getattr(self.log, name)[first:after]
             for name, first, after in zip(_PARTS, known, self.counts, strict=True)
         }
-        return msgspec.json.encode({"from": known[-1], **moments_to_json(parts, self.start, FACT_CHARS[0])})
+        return encode_shown({"from": known[-1], **moments_to_json(parts, self.start, FACT_CHARS[0])})
 
 
 @attrs.define(eq=False)
@@ -145,12 +145,12 @@ class FollowedJournal:
             by = cancellers.get(position, [])
             origin = (timeline.start, by, row)
             if position >= len(old) or old[position][0] != origin:
-                text = msgspec.json.encode(row_to_json(row, timeline.start, by, FACT_CHARS[0]))
+                text = encode_shown(row_to_json(row, timeline.start, by, FACT_CHARS[0]))
                 new.append((origin, text))
             else:
                 new.append(old[position])
         self._encoded = new
-        head, rows = msgspec.json.encode(head_to_json(timeline)), [text for _, text in new]
+        head, rows = encode_shown(head_to_json(timeline)), [text for _, text in new]
         return head, rows, SentMoments.of(moments, timeline.start)
 
 
@@ -259,7 +259,7 @@ class _Server:
             changed = followed.changed  # before the looks, so that no change is missed
             if followed.damage is not None:
                 if followed.damage != damage:
-                    await exchange.send(b"event: damaged\ndata: %b\n\n" % msgspec.json.encode(followed.damage))
+                    await exchange.send(b"event: damaged\ndata: %b\n\n" % encode_shown(followed.damage))
             elif followed.head and (followed.head, followed.rows) != (head, sent):
                 event = format_change(followed.head, followed.rows, sent, followed.moments.since(moments))
                 head, sent, moments = followed.head, followed.rows, followed.moments

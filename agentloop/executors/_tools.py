@@ -17,6 +17,7 @@ import anyio.lowlevel
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
+from agentloop._common.json_bytes import encode_shown
 from agentloop._common.values import Value
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
@@ -233,7 +234,7 @@ def _fit(result: ShellResult, limit: int | None) -> ShellResult:
     from agentloop.executors._output import cut_text
 
     kept = max([len(one.stdout) + len(one.stderr) for one in result.results], default=0)
-    while kept > 1 and len(msgspec.json.encode(result).decode()) > limit:
+    while kept > 1 and len(encode_shown(result).decode()) > limit:
         kept //= 2
         result = result.replace(
             results=tuple(

@@ -5,13 +5,11 @@ Knows no secrets: what a tool marks is masked before. The bytes of media are lef
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-import msgspec
-
 from agentloop import items as i
+from agentloop._common.json_bytes import encode_shown
 from agentloop._common.naming import qualify_name
 from agentloop.model_events import HostedToolDefinition, ToolDefinition
 
@@ -76,10 +74,7 @@ def content_text(content: i.Content) -> str:
 
 def encode_text(value: Any) -> str:
     """Return *value*, of JSON's own types, as JSON text."""
-    try:
-        return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # half a surrogate pair, which no encoding has
-        return json.dumps(value)
+    return encode_shown(value).decode()
 
 
 def _read_item(item: i.Item) -> tuple[str, list[dict[str, Any]]]:

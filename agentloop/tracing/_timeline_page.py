@@ -22,10 +22,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from agentloop._common.checks import NAMES, check, check_count, is_a
 from agentloop._common.error_text import shorten
+from agentloop._common.json_bytes import encode_shown
 from agentloop._common.strict_json import read_strict
 from agentloop._common.terminal_text import exact
 from agentloop._common.values import Value
@@ -127,10 +126,17 @@ def moments_to_json(moments: Json, start: float, limit: int) -> Json:
 
     No line is cut shorter than 60 characters: it would say nothing more.
     """
-    steps = [[name, _seconds(at, start), *rest] for name, at, *rest in moments["steps"]]
+    steps = [
+        [exact(name), _seconds(at, start), {path: _show_run(run) for path, run in changed.items()}, gone]
+        for name, at, changed, gone in moments["steps"]
+    ]
     lines = [exact(shorten(line, max(limit, 60))) for line in moments["lines"]]
-    calls = [[*said, _seconds(since, start)] for *said, since in moments["calls"]]
+    calls = [[exact(id), exact(tool), *rest, _seconds(since, start)] for id, tool, *rest, since in moments["calls"]]
     return {"lines": lines, "calls": calls, "steps": steps}
+
+
+def _show_run(run: Json) -> Json:
+    return {**run, "agent": exact(run["agent"])} if "agent" in run else run
 
 
 def _fill(timeline: Timeline, data: str, *, connects: bool = False) -> str:
@@ -166,7 +172,7 @@ def _name_arguments(row: TimelineRow) -> str:
         found = None
     if isinstance(found, dict):
         most = max(_VALUE_CHARS // max(len(found), 1), 12)
-        shown = {name: _cut_middle(msgspec.json.encode(value).decode(), most) for name, value in found.items()}
+        shown = {name: _cut_middle(encode_shown(value).decode(), most) for name, value in found.items()}
         text = ", ".join(f"{name}={value}" for name, value in shown.items())
     return exact(shorten(" ".join(text.split()), _ARGUMENT_CHARS))
 
@@ -176,7 +182,7 @@ def _name_arguments(row: TimelineRow) -> str:
 
 def _encode(data: Json) -> str:
     """Return *data* as JSON text that ends no element of a page."""
-    return embed(msgspec.json.encode(data).decode())
+    return embed(encode_shown(data).decode())
 
 
 def head_to_json(timeline: Timeline) -> Json:

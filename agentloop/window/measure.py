@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from agentloop._common.json_bytes import encode_shown
 from agentloop._common.values import Value
 from agentloop.items import (
     AssistantMessage,
@@ -112,7 +113,7 @@ def _of_item(item: Item) -> int:
         case SystemMessage() | UserMessage() | AssistantMessage():
             return ITEM_TOKENS + sum([_of_part(part, PROSE) for part in item.content])
         case _:
-            return ITEM_TOKENS + text_tokens(msgspec.json.encode(item, enc_hook=repr))
+            return ITEM_TOKENS + text_tokens(encode_shown(item, repr))
 
 
 def _of_part(part: Part, rate: float) -> int:

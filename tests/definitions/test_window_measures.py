@@ -14,6 +14,7 @@ from agentloop.items import (
     HandoffOutput,
     HostedToolCall,
     Image,
+    OpaqueItem,
     Reasoning,
     Refusal,
     SystemMessage,
@@ -69,6 +70,12 @@ def test_other_items_are_estimated_by_their_json() -> None:
     small, large = HostedToolCall("web_search"), HostedToolCall("web_search", {"query": "x" * 300})
     assert estimate_tokens([small, large]) == estimate_tokens(small) + estimate_tokens(large)
     assert estimate_tokens(large) - estimate_tokens(small) > 90
+
+
+@pytest.mark.parametrize("item", [HostedToolCall("search", {"query": "\ud800"}), OpaqueItem({"text": "\ud800"})])
+def test_half_a_character_is_estimated(item: Any) -> None:
+    """What a provider has made itself may have a text that UTF-8 doesn't have."""
+    assert estimate_tokens(item) > ITEM_TOKENS
 
 
 def test_a_transcript_names_each_kind() -> None:

@@ -378,6 +378,20 @@ async def test_long_outputs_keep_their_form(run_mode: Any) -> None:
     assert len(str(outputs_of(result)["c0"].output)) > 40_000
 
 
+async def test_half_a_character_is_an_output(run_mode: Any) -> None:
+    """A shell of the application may decode bytes that are no UTF-8 as Python decodes names of files."""
+
+    class Bytes(Scripted):
+        async def run(self, request: ShellRequest) -> ShellResult:
+            said = b"caf\xe9".decode(errors="surrogateescape")
+            return ShellResult(results=(CommandResult(command="ls", exit_code=0, stdout=said),))
+
+    model = ScriptedModel([respond(native_call("shell", "c0")), say("done")])
+    result = await run_mode(Agent("a", model=model, tools=tools_of(Bytes())), "go")
+    [kept] = json.loads(str(outputs_of(result)["c0"].output))["results"]
+    assert kept["stdout"].startswith("caf")
+
+
 async def test_a_body_outside_of_runs(tmp_path: Any) -> None:
     """`run_body` runs an executor's tool as it runs others."""
     result = await shell_tool(Scripted()).run_body({"commands": ["ls"], "timeout_ms": 5})

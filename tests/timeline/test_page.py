@@ -14,10 +14,15 @@ import pytest
 from timeline.stories import START, Story, every_ending, long_run
 
 import agentloop.tracing
+from agentloop import Agent, Runner, tool
 from agentloop import records as r
+from agentloop.cli.trace_server import FollowedJournal, SentMoments, format_change
 from agentloop.exceptions import UserError
 from agentloop.items import AssistantMessage, ToolCall, UserMessage
+from agentloop.lab import list_moments
+from agentloop.lab._moments import MomentLog
 from agentloop.outcomes import CallOutcome
+from agentloop.testing import ScriptedModel, call, say
 from agentloop.tracing import Timeline, TimelineFrame, read_timeline, render_html, render_text
 from agentloop.tracing._timeline_page import render_follow_page
 
@@ -70,6 +75,60 @@ def test_hostile_texts_are_data_alone() -> None:
     [title] = re.findall("<title>(.*?)</title>", page)
     assert "<script>" in html.unescape(title)
     assert "\\u202eevil" in title
+
+
+HALF = "a\ud800\u202eb"
+"""Half a character, which UTF-8 doesn't have, beside one that turns the text around."""
+
+
+def make_half() -> Agent[Any, str]:
+    """Return an agent whose run has a half in each name and text, as it is or as an escape of JSON."""
+
+    @tool(failure_error_function=lambda ctx, error: HALF)
+    def fails(text: str) -> str:
+        """Fail."""
+        raise ValueError(HALF)
+
+    @tool
+    def returns(text: str) -> str:
+        """Return a half."""
+        return HALF
+
+    given = {"text": HALF}
+    plain = call("fails", json.dumps(given, ensure_ascii=False), f"1{HALF}")
+    escaped = call("returns", json.dumps(given), f"2{HALF}")
+    model = ScriptedModel([[plain, escaped], say(HALF)])
+    inner = Agent(f"inner{HALF}", model=model, tools=[fails, returns])
+    model = ScriptedModel([call("asks", {"input": HALF}, f"3{HALF}"), say(HALF)])
+    return Agent(f"outer{HALF}", model=model, tools=[inner.as_tool("asks")])
+
+
+@pytest.mark.parametrize("with_moments", [False, True])
+async def test_half_a_character_is_in_no_page(with_moments: bool) -> None:
+    """The page can be written, and shows what can be seen of a name, also in the states after each record."""
+    records = (await Runner.run(make_half(), HALF)).records
+    page = render_html(read_timeline(records), moments=list_moments(records) if with_moments else None)
+    page.encode()
+    moments = data_of(page).get("moments", {"calls": [], "steps": []})
+    names = [*(name for each in moments["calls"] for name in each[:2]), *(name for name, *_ in moments["steps"])]
+    assert bool(names) == with_moments
+    assert not [name for name in names if "\ud800" in name or "\u202e" in name]
+
+
+async def test_half_a_character_is_followed() -> None:
+    """The server of a growing journal sends the rows and states of each beginning of such a run."""
+    records = (await Runner.run(make_half(), HALF)).records
+    shown: list[r.Record] = []
+    log = MomentLog()
+    followed = FollowedJournal(lambda: "written", lambda: (read_timeline(shown), log))
+    for record in records:
+        shown.append(record)
+        log.add(record)
+        await followed._update()
+        event = format_change(followed.head, followed.rows, [], followed.moments.since(SentMoments()))
+        changed = json.loads(event.split(b"data: ", 1)[1])
+        assert len(changed["moments"]["steps"]) == len(shown)
+    assert followed.damage is None
 
 
 class _Frames(HTMLParser):

@@ -239,6 +239,16 @@ async def test_who_missed_the_pause_reads_which_call_waits() -> None:
         assert read.frames[-1].data["interruptions"] == [asked]
 
 
+async def test_half_a_character_in_the_id_of_a_call_that_waits() -> None:
+    """A model may write ids that UTF-8 doesn't have: `GET /runs/ID` shows the pause as the stream does."""
+    model = ScriptedModel([call("ask_user", {"question": "Which\ud800?"}, "c\ud800"), say("Done.")])
+    app = AgentApp(Agent("a\ud800", model=model, tools=[ask_user()]), on_disconnect="continue", journals=Journals())
+    async with app:
+        run, _, asked = await pause(app)
+        read = await ask(app, "GET", f"/runs/{run}")
+        assert (read.status, read.json["interruptions"]) == (200, [asked])
+
+
 @pytest.mark.scenario("PE-04")
 async def test_an_answer_that_comes_too_late_is_refused_and_the_run_is_resumed(tmp_path: Path) -> None:
     """The application resumes all such runs, and the model learns of the timeout. Before that a run is left alone."""
