@@ -11,12 +11,14 @@ from agentloop._common.error_text import summary_parts
 from agentloop.lab._checks import Score
 from agentloop.lab._effects import LabEffects, SeenRequest
 from agentloop.lab._runs import CaseCall, CaseRun
+from agentloop.outcomes import SUCCESSES
 
 Verdict: TypeAlias = Literal[
     "same", "other way", "answer differs", "other calls", "refused", "would ask", "error", "not comparable"
 ]
-"""The verdict on a run, best first: the same; the same answer and calls, other way; another answer; other calls; calls
-that the lab refused; a call that would wait for a verdict; an error; or the lab couldn't tell."""
+"""The verdict on a run, best first: the same; the same answer and calls, other way; another answer; other calls, or
+calls that succeeded in one of both only; calls that the lab refused; a call that would wait for a verdict; an error; or
+the lab couldn't tell."""
 RANKS: dict[str, int] = {verdict: rank for rank, verdict in enumerate(get_args(Verdict))}
 
 
@@ -43,8 +45,10 @@ class LabRow:
     Attributes:
         name: That of its journal or case; with `repeat`, which counts from 0, it identifies the row.
         verdict: What became of it.
-        why: More of it in words: the calls added and removed, the error, the turn up to which it was compared.
-        saw: What the models were shown that differs, by turn: `turn 1: instructions`. Empty where nothing does.
+        why: More of it in words: the calls added and removed, those that end otherwise, the error, the turn up to which
+            it was compared.
+        saw: What the models were shown that differs, by turn: `turn 1: instructions`. Empty where nothing does. The
+            `definitions` are the tools, the settings and the type of the answer; `model` is another model.
         before, after: The figures of the recorded run and of the lab's; None if there is none.
         refused: How many calls the lab refused.
         requests: How many model requests the lab's run had made, or had answered by the cache.
@@ -119,7 +123,7 @@ def _judge(before: CaseRun, after: CaseRun, effects: LabEffects) -> tuple[Verdic
         return "error", [after.error]
     if is_whole and len(after.pending) > len(before.pending):
         return "would ask", [f"{tool} waits for a verdict" for tool in after.pending]
-    changes = compare_calls(before.calls, after.calls)
+    changes = [*compare_calls(before.calls, after.calls), *_list_other_ends(before.calls, after.calls)]
     refused = [call for call in after.calls if call.source == "refused"]
     if refused:
         return "refused", [*(f"{call.tool} {call.arguments} was refused" for call in refused), *changes]
@@ -158,6 +162,25 @@ def compare_calls(before: Sequence[CaseCall], after: Sequence[CaseCall]) -> list
         else:
             found.append(f"added: {call.tool} {call.arguments}")
     return [*found, *(f"removed: {call.tool} {call.arguments}" for call in gone)]
+
+
+def _list_other_ends(before: Sequence[CaseCall], after: Sequence[CaseCall]) -> list[str]:
+    """Return the equal calls that succeeded in one of the runs only, in words.
+
+    Then a tool is gone, takes other arguments, or a guardrail judges otherwise. Calls that were cut are passed over:
+    whether one is has to do with times.
+    """
+    left, found = list(before), list[str]()
+    for call in after:
+        old = next((one for one in left if _key(one) == _key(call)), None)
+        if old is None:
+            continue
+        left.remove(old)
+        is_judged = {old.status, call.status} <= {*SUCCESSES, "failed", "rejected"}
+        if is_judged and (old.status in SUCCESSES) != (call.status in SUCCESSES):
+            output = "" if call.status in SUCCESSES or call.output is None else f": {_short(call.output)}"
+            found.append(f"changed: {call.tool} {call.arguments} was {old.status}, and is now {call.status}{output}")
+    return found
 
 
 def _is_same_answer(before: CaseRun, after: CaseRun) -> bool:

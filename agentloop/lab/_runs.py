@@ -11,6 +11,7 @@ from agentloop import records as r
 from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.naming import qualify_name
 from agentloop._common.values import Value
+from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.config.budget import total_cost
 from agentloop.items import AssistantMessage, Content, HandoffCall, Item, Text, ToolCall, UserMessage
@@ -100,10 +101,11 @@ class CaseRun(Value, frozen=True, kw_only=True):
 
     @property
     def answer_text(self) -> str:
-        """The answer as text: JSON where it isn't one."""
+        """The answer as text: JSON where it isn't one, as a log would have it."""
         if self.answer is None or isinstance(self.answer, str):
             return self.answer or ""
-        return json.dumps(self.answer, ensure_ascii=False, sort_keys=True, default=repr)
+        # The answer of a run in this process is an object of its output type, that of a journal is what was written.
+        return json.dumps(value_to_json(self.answer, None), ensure_ascii=False, sort_keys=True)
 
 
 class RunStep(Value, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from decimal import Decimal
@@ -10,10 +11,13 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 import attrs
+import pydantic
 import pytest
 from lab.shop import TOOLS, ask, last_text, look_up, make_agent, pay, record, refund, state_of
 
 from agentloop import Agent, RunConfig, Runner, UserError, lab, tool
+from agentloop.guardrails import RejectContent, tool_input_guardrail
+from agentloop.items import ToolOutput
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab import CaseRun, LabReport, Score
 from agentloop.sessions import SQLiteSession
@@ -70,6 +74,12 @@ async def with_other_body(order: str, amount: int) -> str:
     raise AssertionError
 
 
+@tool_input_guardrail
+def never(data: Any) -> RejectContent:
+    """Refuse every call."""
+    return RejectContent("Not today.")
+
+
 @pytest.mark.scenario("LB-05")
 @pytest.mark.parametrize("edit", SEEN)
 async def test_a_planted_edit_is_found_in_every_run_that_it_touches(edit: str) -> None:
@@ -111,6 +121,68 @@ async def test_each_kind_of_change_has_its_verdict(new: list[Any], verdict: str,
     (row,) = (await lab.compare(await recorded(1), make_agent(new, instructions="New."))).rows
     assert row.verdict == verdict
     assert why in " ".join(row.why)
+
+
+CHANGED_ENDS: dict[str, Any] = {
+    "the tool is gone": ({"tools": [one for one in TOOLS if one is not refund]}, "failed: \"Tool 'refund' not found.\""),
+    "it takes more": ({"tools": [*TOOLS[1:], with_reason]}, "failed: \"Tool refund failed with: "),
+    "it is disabled": ({"tools": renamed(refund, is_enabled=lambda ctx, agent: False)}, "failed: "),
+    "a guardrail": ({"tools": renamed(refund, tool_input_guardrails=[never])}, "rejected: 'Not today.'"),
+}
+
+
+@pytest.mark.parametrize("edit", CHANGED_ENDS)
+async def test_an_equal_call_that_ends_otherwise_is_told(edit: str) -> None:
+    """The model makes the same calls and gives the same answer, but the tool no longer does its work."""
+    options, now = CHANGED_ENDS[edit]
+
+    def answer(request: Any) -> Any:
+        return steps(1)[sum(isinstance(item, ToolOutput) for item in request.items)]
+
+    (row,) = (await lab.compare(await recorded(1), make_agent(FunctionModel(answer), **options))).rows
+    assert row.verdict == "other calls"
+    (why,) = row.why
+    assert why.startswith('changed: refund {"order": "o-1", "amount": 1} was succeeded, and is now ' + now)
+
+
+class Priced(pydantic.BaseModel):
+    """A typed answer of pydantic."""
+
+    amount: Decimal
+
+
+@attrs.frozen
+class Paid:
+    """A typed answer."""
+
+    orders: tuple[str, ...]
+    day: datetime.date
+
+
+TYPED = {
+    Paid: '{"orders": ["o-1"], "day": "2026-01-02"}',
+    Priced: '{"amount": "1.50"}',
+    list[Paid]: '{"response": [{"orders": [], "day": "2026-01-02"}]}',
+    float: '{"response": 1.5}',
+}
+
+
+@pytest.mark.parametrize("output_type", TYPED, ids=lambda kind: kind.__name__)
+async def test_a_typed_answer_of_a_journal_is_the_same_answer(output_type: Any, tmp_path: Path) -> None:
+    """A journal has the answer as JSON, and the lab's run an object: both are one answer, and another one differs."""
+
+    def agent(text: str, instructions: str = "Help.") -> Any:
+        return Agent("a", model=ScriptedModel([say(text)]), output_type=output_type, instructions=instructions)
+
+    async with FileJournal(tmp_path / "run.journal") as journal:
+        result = await Runner.run(agent(TYPED[output_type]), "Go.", journal=journal)
+    for source in (tmp_path / "run.journal", result):
+        (row,) = (await lab.compare(source, agent(TYPED[output_type]))).rows
+        assert (row.verdict, row.why) == ("same", ())
+    other = TYPED[output_type].replace("1", "3")
+    (row,) = (await lab.compare(tmp_path / "run.journal", agent(other, "New."))).rows
+    assert row.verdict == "answer differs"
+    assert "(" not in row.why[0], "the answers are quoted as JSON"
 
 
 @pytest.mark.scenario("LB-07")
