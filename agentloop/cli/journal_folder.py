@@ -29,6 +29,7 @@ from agentloop._common.regular_files import open_regular
 from agentloop.cli.private_files import open_private
 from agentloop.cli.streams import MAX_LINE, InputLine, Lines
 from agentloop.exceptions import UserError
+from agentloop.journal._folder import journal_files
 
 _VERSION = 1
 _JOB = "job.json"
@@ -65,6 +66,9 @@ class Order:
     context: str | None = None
 
 
+_OF_PROGRAM = "; a program resumes its own journal: Runner.resume"
+
+
 @attrs.frozen
 class Folder:
     """A job's folder on the disk. `name` is the user's own name for it, quoted for the commands shown to the user."""
@@ -91,6 +95,10 @@ class Folder:
         found = [(int(match[1]), path) for path in self.path.iterdir() if (match := _LINE.fullmatch(path.name))]
         one = [(None, self.journal())] if self.journal().exists() else []
         return [*one, *sorted(found)]
+
+    def holds_job(self) -> bool:
+        """Tell whether the folder has the order of a job."""
+        return (self.path / _JOB).exists()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -152,7 +160,7 @@ class Folder:
         Raises:
             FolderError: if the folder has another order (it names the difference), or other files.
         """
-        if (self.path / _JOB).exists():
+        if self.holds_job():
             known = self.read()
             for field in attrs.fields(Order):
                 old, new = getattr(known, field.name), getattr(order, field.name)
@@ -213,9 +221,10 @@ class Folder:
                 self._refuse(f"its {_JOB} is longer than any that `agentloop run` writes")
             data = json.loads(text)
         except NotADirectoryError:
-            self._refuse("no job is there: expected a folder of `agentloop run --journal`, got a file")
+            self._refuse(f"no job is there: expected a folder of `agentloop run --journal`, got a file{_OF_PROGRAM}")
         except FileNotFoundError:
-            self._refuse("no job is there: `agentloop run --journal` makes one")
+            is_of_program = self.path.is_dir() and journal_files(self.path)
+            self._refuse(f"no job is there: `agentloop run --journal` makes one{_OF_PROGRAM if is_of_program else ''}")
         except RecursionError:
             self._refuse(f"its {_JOB} can't be read: it is nested too deeply")
         except (OSError, ValueError) as error:

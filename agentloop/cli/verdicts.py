@@ -1,7 +1,7 @@
 """`agentloop pending`, `approve`, `reject` and `answer`: the waiting calls of saved runs, and verdicts on them.
 
-The runs are those of a job's folder, or one run in a database. A verdict is appended to the run's own journal, so that
-every later resume of the run finds it. The agent is not imported.
+The runs are those of a job's folder, those of journals that a program keeps, or one run in a database. A verdict is
+appended to the run's own journal, so that every later resume of the run finds it. The agent is not imported.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from agentloop.cli.run_options import call_name, describe_call, find_asking_poli
 from agentloop.cli.show import json_line, request_json
 from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.items import CallToAnswer, Interruption
-from agentloop.journal import FileJournal
+from agentloop.journal import FileJournal, SQLiteJournal
 from agentloop.journal._database import DatabaseJournals
 from agentloop.journal._folder import is_address
+from agentloop.journal._reading import find_runs, list_runs
 from agentloop.records import Record
 from agentloop.state import REPLACE_HINT, RunState
 
@@ -44,18 +45,21 @@ Verdict = Callable[[RunState, Interruption | str], None]
 class WaitingCall:
     """A call of a saved run that waits for a verdict.
 
-    `line` is None if the run is the only one; `path` is the run's journal, None if it is in a database.
+    `line` is None if the run is the only one; `path` is the run's journal, None if it is in a database. `run` is the
+    name of a run that isn't a job's, one of several.
     """
 
     line: int | None
     path: Path | None
     request: Interruption
+    run: str | None = None
 
     @property
     def name(self) -> str:
         """The name of the call on the command line."""
         name = call_name(self.request)
-        return name if self.line is None else f"{self.line}:{name}"
+        place = self.run if self.line is None else self.line
+        return name if place is None else f"{place}:{name}"
 
 
 class _SavedRuns(Protocol):
@@ -130,6 +134,84 @@ class _RunsOfJob:
 
 
 @attrs.frozen
+class _RunsInFiles:
+    """The runs of journals that a program keeps: those of a file, or of a folder without a job.
+
+    `run_id` chooses one; `key` is what they are sealed with.
+    """
+
+    place: Path
+    run_id: str | None
+    key: bytes | None = attrs.field(default=None, repr=False)
+
+    async def list_waiting(self) -> list[WaitingCall]:
+        runs = self._find_runs()
+        found: list[WaitingCall] = []
+        for name, path, run_id in runs:
+            async with self._open(path, run_id) as journal:
+                if not await journal.read():
+                    if len(runs) == 1:
+                        raise self._refusal("nothing whole is in it")
+                    continue
+                state = _state_of((await state_from_journal(journal)).records)
+                run = None if len(runs) == 1 else name
+                found += [WaitingCall(None, path, request, run) for request in state.interruptions]
+        return found
+
+    async def decide(self, call: str, give: Verdict) -> tuple[str, int]:
+        waiting = await self.list_waiting()
+        found = _find_waiting(self._refusal, waiting, call)
+        given, name = (call, call) if found is None else (found.request, found.name)
+        async with self._open(*self._find_journal(call, None if found is None else found.run)) as journal:
+            if isinstance(journal, FileJournal) and not await journal.try_lock():
+                raise self._refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
+            state = _state_of((await state_from_journal(journal)).records)
+            _give(self._refusal, state, given, give, waiting)
+            await state.append_to(journal)
+        return name, sum(one.name != name for one in waiting)
+
+    async def say_what_follows(self) -> str:
+        return "resume the run in your program, by Runner.resume or run_or_resume with its journal"
+
+    def _find_journal(self, call: str, run: str | None) -> tuple[Path, str | None]:
+        """Return the journal of the only run, or of *run*.
+
+        Raises:
+            UserError: there are several, and *run* is None: *call* waits in none of them.
+        """
+        runs = self._find_runs()
+        chosen = [one for one in runs if run in (None, one[0])]
+        if len(chosen) > 1:
+            raise self._refusal(f"no call {call!r} waits in its {len(runs)} runs; --run NAME chooses one")
+        return chosen[0][1:]
+
+    def _find_runs(self) -> list[tuple[str, Path, str | None]]:
+        """Return the name, the file and, in a SQLite file, the id of each run.
+
+        Raises:
+            UserError: there is none, or none of that name.
+        """
+        if self.place.is_dir():
+            found = find_runs(self.place)
+        else:
+            ids = list_runs(self.place)
+            found = [(one or self.place.stem, self.place, one) for one in ([None] if ids is None else ids)]
+        if self.run_id is not None:
+            found = [one for one in found if one[0] == self.run_id]
+        if not found:
+            raise self._refusal("no run is there" + ("" if self.run_id is None else f" by the name {self.run_id!r}"))
+        return found
+
+    def _open(self, path: Path, run_id: str | None) -> FileJournal | SQLiteJournal:
+        if run_id is None:
+            return FileJournal(path, key=self.key)
+        return SQLiteJournal(path, run_id, key=self.key)
+
+    def _refusal(self, words: str) -> UserError:
+        return UserError(f"{self.place}: {words}")
+
+
+@attrs.frozen
 class _RunInDatabase:
     """One run in a PostgreSQL database, and the key that its journal is sealed with."""
 
@@ -171,18 +253,21 @@ class _RunInDatabase:
 
 
 def _find_runs(place: str, run_id: str | None, key_file: BinaryIO | None) -> _SavedRuns:
-    """Return the runs at *place*, a folder or the address of a database.
+    """Return the runs at *place*: the folder of a job, a journal or a folder of journals, or the address of a database.
 
     Raises:
-        click.UsageError: a database without *run_id*, or a folder with what is for a database.
+        click.UsageError: a database without *run_id*, or the folder of a job with what is for the others.
     """
     if is_address(place):
         if run_id is None:
             raise click.UsageError("a database needs --run.")
         return _RunInDatabase(place, run_id, None if key_file is None else key_file.read())
+    folder = Folder.at(place)
+    if folder.path.is_file() or (folder.path.is_dir() and not folder.holds_job() and find_runs(folder.path)):
+        return _RunsInFiles(folder.path, run_id, None if key_file is None else key_file.read())
     if run_id is not None or key_file is not None:
-        raise click.UsageError("--run and --key-file are for a database.")
-    return _RunsOfJob(Folder.at(place))
+        raise click.UsageError("--run and --key-file are for a database, and for journals that are no job's.")
+    return _RunsOfJob(folder)
 
 
 def _perform(work: Callable[[], Awaitable[None]]) -> None:
@@ -195,9 +280,9 @@ def _perform(work: Callable[[], Awaitable[None]]) -> None:
 
 
 _place = click.argument("place", metavar="PLACE")
-_run = click.option("--run", "run_id", metavar="ID", help="The run in a database.")
+_run = click.option("--run", "run_id", metavar="ID", help="The run in a database, or in a folder or file of several.")
 _key_file = click.option(
-    "--key-file", type=click.File("rb"), help="File with the key that the run's journal in a database is sealed with."
+    "--key-file", type=click.File("rb"), help="File with the key that the run's journal is sealed with: no job's is."
 )
 _by = click.option("--by", metavar="NAME", help="Who decides: the journal keeps it.")
 
@@ -213,7 +298,8 @@ _by = click.option("--by", metavar="NAME", help="Who decides: the journal keeps 
 def pending(place: str, run_id: str | None, key_file: BinaryIO | None, as_json: bool) -> None:
     """List the calls that wait for approval, or for an answer.
 
-    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    PLACE is the folder of a job, a journal or a folder of journals, or a PostgreSQL database by its address,
+    postgresql://…, with --run ID.
     """
     runs = _find_runs(place, run_id, key_file)
 
@@ -221,7 +307,8 @@ def pending(place: str, run_id: str | None, key_file: BinaryIO | None, as_json: 
         found = await runs.list_waiting()
         for one in found:
             if as_json:
-                data = {"line": one.line, **request_json(one.request), "call": one.name}
+                of_run = {} if one.run is None else {"run": one.run}
+                data = {"line": one.line, **of_run, **request_json(one.request), "call": one.name}
                 click.echo(json_line(data), nl=False)
             else:
                 why = find_asking_policy(one.request)
@@ -257,8 +344,8 @@ _replace = click.option(
 def approve(place: str, call: str, run_id: str | None, key_file: BinaryIO | None, **options: Any) -> None:
     """Approve CALL, by the name `agentloop pending` gives it.
 
-    PLACE is the folder of a job, whose `agentloop resume PLACE` then runs the call, or a PostgreSQL database by its
-    address, postgresql://…, with --run ID.
+    PLACE is the folder of a job, whose `agentloop resume PLACE` then runs the call, a journal or a folder of journals,
+    or a PostgreSQL database by its address, postgresql://…, with --run ID.
     """
     runs = _find_runs(place, run_id, key_file)
     _decide(runs, call, "approved", lambda state, given: state.approve(given, **options))
@@ -278,7 +365,8 @@ def approve(place: str, call: str, run_id: str | None, key_file: BinaryIO | None
 def reject(place: str, call: str, run_id: str | None, key_file: BinaryIO | None, **options: Any) -> None:
     """Reject CALL, by the name `agentloop pending` gives it.
 
-    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    PLACE is the folder of a job, a journal or a folder of journals, or a PostgreSQL database by its address,
+    postgresql://…, with --run ID.
     """
     runs = _find_runs(place, run_id, key_file)
     _decide(runs, call, "rejected", lambda state, given: state.reject(given, **options))
@@ -310,7 +398,8 @@ def answer(
 ) -> None:
     """Answer CALL, which asks for VALUE: JSON, or text where a text is asked for.
 
-    PLACE is the folder of a job, or a PostgreSQL database by its address, postgresql://…, with --run ID.
+    PLACE is the folder of a job, a journal or a folder of journals, or a PostgreSQL database by its address,
+    postgresql://…, with --run ID.
     """
     if (value is None) == (error is None):
         raise click.UsageError("Give VALUE, or --error TEXT.")

@@ -11,13 +11,13 @@ import pytest
 from cli.terminal import Terminal
 from click.testing import Result
 
-from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
+from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, ask_user, tool
 from agentloop._common.terminal_text import exact
 from agentloop.cli.run_options import Questions, can_ask, find_asking_policy
 from agentloop.cli.streams import Output, TypedLines
 from agentloop.items import ApprovalRequest, ToolCall
-from agentloop.journal import FileJournal
-from agentloop.testing import ScriptedModel, call
+from agentloop.journal import FileJournal, SQLiteJournal
+from agentloop.testing import ScriptedModel, call, say
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Invoke = Callable[..., Result]
@@ -66,6 +66,104 @@ def finished(child: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Return the exit code and both outputs of a child that ends by itself."""
     out, err = child.communicate(timeout=30)
     return child.returncode, out, err
+
+
+# -- journals of a program
+
+
+@tool(needs_approval=True)
+async def erase(path: str) -> str:
+    """Erase a file."""
+    return f"{path} is gone"
+
+
+def eraser(*steps: object) -> Agent[None]:
+    """Return an agent whose calls need approval, with the answers of its model."""
+    return Agent("eraser", model=ScriptedModel(steps), tools=[erase, ask_user()])
+
+
+PLACES: dict[str, Callable[[Path], list[FileJournal | SQLiteJournal]]] = {
+    "file": lambda at: [FileJournal(at / "a.journal")],
+    "sealed": lambda at: [FileJournal(at / "a.journal", key=b"k" * 32)],
+    "folder": lambda at: [FileJournal(at / f"{name}.journal") for name in "ab"],
+    "sqlite": lambda at: [SQLiteJournal(at / "runs.sqlite", name, key=b"k" * 32) for name in "ab"],
+    "folder of sqlite": lambda at: [SQLiteJournal(at / "runs.sqlite", name) for name in "ab"],
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_the_calls_in_journals_of_a_program_are_decided_on(
+    invoke: Invoke, tmp_path: Path, kind: str, backend: str
+) -> None:
+    """`pending`, `approve`, `reject` and `answer` take a journal or a folder of them; the program resumes the run."""
+    asked = [
+        call("erase", {"path": "x"}, call_id="1"),
+        call("erase", {"path": "y"}, call_id="2"),
+        call("ask_user", {"question": "Sure?"}, call_id="3"),
+    ]
+    at = tmp_path / "journals"
+    at.mkdir()
+
+    async def begin() -> None:
+        for journal in PLACES[kind](at):
+            async with journal:
+                await Runner.run(eraser(asked), "Erase.", journal=journal)
+
+    async def resume() -> list[list[str]]:
+        told = []
+        for journal in PLACES[kind](at):
+            async with journal:
+                result = await Runner.resume(eraser(say("Done.")), journal)
+                told.append([str(settled.outcome.output) for settled in result.calls])
+        return told
+
+    anyio.run(begin, backend=backend)
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    place = {"file": at / "a.journal", "sealed": at / "a.journal", "sqlite": at / "runs.sqlite"}.get(kind, at)
+    key = ("--key-file", str(tmp_path / "key")) if kind in ("sealed", "sqlite") else ()
+    runs = [journal.run_id for journal in PLACES[kind](at)] if "sqlite" in kind else ["a", "b"][: len(PLACES[kind](at))]
+    names = [f"{run}:" for run in runs] if len(runs) > 1 else [""]
+    listed = invoke("pending", str(place), *key)
+    assert listed.exit_code == 0, listed.stderr
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [f"{name}{n}" for name in names for n in "123"]
+    for name in names:
+        assert invoke("approve", str(place), f"{name}1", *key).exit_code == 0
+        assert invoke("reject", str(place), f"{name}2", "--message", "no", *key).exit_code == 0
+        decided = invoke("answer", str(place), f"{name}3", "yes", *key)
+        assert decided.stdout == f"{name}3 is answered.\n"
+    assert "Nothing else waits. To go on: resume the run in your program, by Runner.resume" in decided.stderr
+    for name in names:  # a decided call is found by the run that it is of
+        run = ("--run", name.rstrip(":")) if name else ()
+        again = invoke("approve", str(place), "1", *run, *key)
+        assert again.exit_code == 2
+        assert "it was approved; with --replace" in again.stderr
+    assert anyio.run(resume, backend=backend) == [["x is gone", "no", "yes"]] * len(names)
+
+
+def test_what_is_no_run_of_a_program_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    """The error names what is missing, and what resumes such a journal."""
+
+    async def begin() -> None:
+        for name in "ab":
+            async with FileJournal(tmp_path / f"{name}.journal") as journal:
+                await Runner.run(eraser(call("erase", {"path": "x"})), "Erase.", journal=journal)
+
+    anyio.run(begin)
+    place = str(tmp_path)
+    assert "2 calls of that name wait: a:call_1, b:call_1" in invoke("approve", place, "call_1").stderr
+    assert "no call 'z' waits in its 2 runs; --run NAME chooses one" in invoke("approve", place, "z").stderr
+    assert "no run is there by the name 'c'" in invoke("pending", place, "--run", "c").stderr
+    for wrong in (place, f"{place}/a.journal"):
+        assert "a program resumes its own journal: Runner.resume" in invoke("resume", wrong).stderr
+    assert "is no line of a journal" in invoke("pending", __file__).stderr
+
+    async def hold() -> None:
+        async with FileJournal(f"{place}/a.journal") as journal:
+            assert await journal.try_lock()
+            refused = await anyio.to_thread.run_sync(lambda: invoke("approve", place, "a:call_1"))
+            assert "under way in another process" in refused.stderr
+
+    anyio.run(hold)
 
 
 # -- decided elsewhere

@@ -124,8 +124,11 @@ async def test_each_kind_of_change_has_its_verdict(new: list[Any], verdict: str,
 
 
 CHANGED_ENDS: dict[str, Any] = {
-    "the tool is gone": ({"tools": [one for one in TOOLS if one is not refund]}, "failed: \"Tool 'refund' not found.\""),
-    "it takes more": ({"tools": [*TOOLS[1:], with_reason]}, "failed: \"Tool refund failed with: "),
+    "the tool is gone": (
+        {"tools": [one for one in TOOLS if one is not refund]},
+        "failed: \"Tool 'refund' not found.\"",
+    ),
+    "it takes more": ({"tools": [*TOOLS[1:], with_reason]}, 'failed: "Tool refund failed with: '),
     "it is disabled": ({"tools": renamed(refund, is_enabled=lambda ctx, agent: False)}, "failed: "),
     "a guardrail": ({"tools": renamed(refund, tool_input_guardrails=[never])}, "rejected: 'Not today.'"),
 }
