@@ -43,8 +43,8 @@ class ContextPolicy(ByFields):
         steps: What makes the history shorter, tried in this order: `ClearToolOutputs`, `Summarize`, `DropOldest`, or a
             function of one `ContextView` that returns items, sync or async.
         recall: True to give the model a tool, `recall_output(call_id, start=0, chars=4000)`, that reads an output again
-            from the run's log, also one that was cleared. It is a call like others. It reads no secret output, and none
-            of another run.
+            from the run's log, also one that was cleared. It is a call like others. It reads no secret output, and of
+            earlier runs of the session what the session still has.
         provider: True to leave it to the provider, where it has the means (Anthropic's context editing,
             the compaction of OpenAI Responses): it makes the history shorter for itself when it has more than
             `start_at` of the window. With other models the steps are used.

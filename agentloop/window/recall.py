@@ -4,6 +4,7 @@ from typing import Any
 
 from agentloop.context import ToolContext
 from agentloop.tools import tool
+from agentloop.window.steps import is_cleared_text
 
 
 def _say_why(ctx: ToolContext[Any], error: Exception) -> str:
@@ -20,6 +21,8 @@ async def recall_output(ctx: ToolContext[Any], call_id: str, start: int = 0, cha
         chars: The number of characters.
     """
     text = ctx._run.find_output(call_id)
+    if is_cleared_text(text):  # the session has it so: only the log of the run that made it has the output
+        raise LookupError(f"The output of call {call_id!r} was cleared in an earlier run, and can't be read again.")
     if not 0 <= start < max(1, len(text)) or chars < 1:
         raise LookupError(
             f"The output of call {call_id!r} has {len(text):,} characters: start must be a position in it, and chars "

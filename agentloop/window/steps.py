@@ -147,7 +147,12 @@ def clear_output(output: ToolOutput, name: str | None) -> ToolOutput:
 
 def is_cleared(output: ToolOutput) -> bool:
     """Tell whether *output* is a placeholder already."""
-    return isinstance(output.output, str) and output.output.startswith(CLEARED) and output.output.endswith(".]")
+    return isinstance(output.output, str) and is_cleared_text(output.output)
+
+
+def is_cleared_text(text: str) -> bool:
+    """Tell whether *text* is that of a placeholder."""
+    return text.startswith(CLEARED) and text.endswith(".]")
 
 
 def count_chars(output: ToolOutput) -> int:

@@ -12,6 +12,7 @@ from agentloop.context import ToolContext
 from agentloop.items import Image, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.records import CallSettled, RunStarted
+from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.scenario("CX-06")
@@ -114,6 +115,16 @@ async def test_an_output_of_the_session_is_read_again(run_mode: Any) -> None:
     agent = make_agent(POLICY, model)
     await run_mode(agent, given)
     assert read_shown_outputs(agent)["again"] == "long ago"
+
+
+async def test_an_output_that_the_session_has_cleared_is_an_error_text(run_mode: Any) -> None:
+    """The placeholder isn't given for the output: only the log of the earlier run has that."""
+    session = MemorySession()
+    await run_mode(make_agent(POLICY, ScriptedModel([*PAGES, say("read")])), "Read.", session=session)
+    agent = make_agent(POLICY, ScriptedModel([asked(call_id="call_1"), say("done")]))
+    await run_mode(agent, "What was on the first page?", session=session)
+    said = "The output of call 'call_1' was cleared in an earlier run, and can't be read again."
+    assert read_shown_outputs(agent)["again"] == said
 
 
 async def test_the_policy_of_a_run_gives_the_tool_to_its_agents(run_mode: Any) -> None:
