@@ -140,6 +140,16 @@ _MOVED = {
     "effects": "abc",
 }
 """By name: where a name or a module is that this one had in 0.1. It still gives it for a release, with a warning."""
+_USUAL_ELSEWHERE = {
+    "AgentsException": "AgentLoopError",
+    "ToolExecutionConfig": "ToolExecution",
+    "ToolsToFinalOutputResult": "ToolsToFinalOutput",
+    **dict.fromkeys(("CodeInterpreterTool", "FileSearchTool", "WebSearchTool"), "HostedTool"),
+    **dict.fromkeys(("RunContextWrapper", "ToolRuntime"), "RunContext"),
+    **dict.fromkeys(("Tool", "function_tool"), "tool"),
+    **dict.fromkeys(("create_agent", "create_react_agent"), "Agent"),
+}
+"""Names of other libraries: the ones here in place of them."""
 
 
 def _find(name: str) -> Any:
@@ -175,6 +185,8 @@ def _refuse(name: str, *, in_import: bool) -> NoReturn:
     place = next((each for each in places if name in _names_of(each)), None)
     if place is None and not name.startswith("_") and (foreign := describe_foreign()):
         raise ImportError(f"agentloop has no {name!r}; {foreign}")
+    if place is None and in_import and name in _USUAL_ELSEWHERE:
+        raise ImportError(f"agentloop has no {name!r}; write `from agentloop import {_USUAL_ELSEWHERE[name]}`")
     if place is not None and in_import:
         raise ImportError(f"agentloop has no {name!r}; write `from agentloop.{place} import {name}`")
     hint = "" if place is None else f"; write `from agentloop.{place} import {name}`"

@@ -767,6 +767,12 @@ def find_hosted_calls(items: Iterable[Item]) -> list[HostedToolCall]:
     return [item for item in items if isinstance(item, HostedToolCall) and not item.kind.endswith(_NO_CALLS)]
 
 
+_NO_ITEM = (
+    ": agentloop.items has them, UserMessage(text) for what a user says; from_chat, from_responses and from_anthropic "
+    "of agentloop.interop read messages of providers"
+)
+
+
 def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
     """Return a run's input as items; a string is one user message.
 
@@ -788,6 +794,6 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
         raise UserTypeError(f"input: expected text or a sequence of items, got {type(given).__name__}") from None
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
-            hint = ": agentloop.items has them, UserMessage(text) for what a user says" if type(item) is dict else ""
+            hint = _NO_ITEM if type(item) is dict else ""
             raise UserTypeError(f"input[{index}]: expected an item, got {type(item).__name__}{hint}")
     return items

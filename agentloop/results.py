@@ -11,6 +11,7 @@ import attrs
 
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.masking import MASK, make_masked_repr
+from agentloop._common.misplaced import refuse_attribute
 from agentloop._common.type_parameters import OutputT
 from agentloop._common.values import ReprByFields
 from agentloop.agents import Agent
@@ -34,6 +35,13 @@ _GUARDRAIL_FIELDS = tuple(f"{stage}_guardrail_results" for stage in ("input", "o
 
 _USUAL_ELSEWHERE = {
     "output": "final_output",
+    "data": "final_output",
+    "context_wrapper": "usage, or the context that you gave",
+    "all_messages": "to_input_list()",
+    "all_messages_json": "[agentloop.to_json(item) for item in result.to_input_list()]",
+    "new_messages": "new_items",
+    "messages": "to_input_list()",
+    "stream_events": "Runner.run_streamed(…) in place of Runner.run",
     "approve": "to_state().approve(…)",
     "reject": "to_state().reject(…)",
     "cancel_call": "to_state().reject(…)",
@@ -173,8 +181,7 @@ class RunResult(RunData, Generic[OutputT]):
         def __getattr__(self, name: str) -> Any:
             """Return the field *name*, which has no value yet."""
             if name not in _SET or name == "_source":
-                hint = f"; use {_USUAL_ELSEWHERE[name]}" if name in _USUAL_ELSEWHERE else ""
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+                refuse_attribute(self, name, _USUAL_ELSEWHERE)
             self._complete()
             return getattr(self, name)
 

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, final
 
 import anyio
 from anyio.lowlevel import checkpoint, current_token
@@ -20,6 +20,7 @@ from anyio.lowlevel import checkpoint, current_token
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
+from agentloop._common.misplaced import function_takes_options, refuse_attribute
 from agentloop._common.naming import qualify_name
 from agentloop._common.turns import ITEMS_A_TURN, collect_in_turns
 from agentloop._concurrency.backend import liveness
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from agentloop._storage.state_codec import Stored
 
 logger: logging.Logger = logging.getLogger("agentloop")
+
+_USUAL_ELSEWHERE = {"get_interruptions": "interruptions", "pending_input": "inputs"}
+"""Attributes of other libraries' states: the ones here in place of them."""
 
 
 @final
@@ -298,6 +302,12 @@ class RunState:
         """From now on take the verdicts given so far as those of another process."""
         self._found = len(self.records)
 
+    if not TYPE_CHECKING:  # else every name would be an attribute to a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name, _USUAL_ELSEWHERE)
+
+    @function_takes_options("RunState.approve")
     def approve(
         self,
         call: Interruption | str,
@@ -341,6 +351,7 @@ class RunState:
         text = None if arguments is None else as_text(arguments)
         self._decide(call, replace, approved=True, arguments=text, always=always, by=by)
 
+    @function_takes_options("RunState.reject")
     def reject(
         self,
         call: Interruption | str,

@@ -37,7 +37,7 @@ from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.failed_tool_text import tell_error
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
-from agentloop._common.misplaced import raise_misplaced
+from agentloop._common.misplaced import raise_misplaced, takes_options
 from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS, qualify_name
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._common.values import ByFields, ReprByFields, Value
@@ -1125,6 +1125,7 @@ def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
 
 
+@takes_options("Agent(tool_use_behavior=StopAtTools(OPTION=…))")
 @attrs.frozen(eq=False, repr=False)
 class StopAtTools(ByFields):
     """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*.

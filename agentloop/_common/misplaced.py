@@ -73,6 +73,7 @@ _WRITTEN_ELSEWHERE = {
     "max_iterations": "Write Runner.run(…, max_turns=…)",
     "middleware": "Write hooks=…, or RunConfig(policies=[…]) for what decides on calls",
     "messages": "Give them as the input, Runner.run(agent, [UserMessage(…), …])",
+    "stop_at_tool_names": "Write Agent(tool_use_behavior=StopAtTools([…]))",
     "return_direct": "Write Agent(tool_use_behavior=StopAtTools([…]))",
     "args_schema": "Annotate the parameters of the function: the schema is made from them",
     "always_approve": "Write state.approve(item, always=True)",
@@ -81,6 +82,18 @@ _WRITTEN_ELSEWHERE = {
     "reasoning_item_id_policy": 'Write ModelSettings(reasoning_item_ids="omit")',
 }
 """Options of other libraries that are something else here, with what to write. The migration pages have the same."""
+
+
+def refuse_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) -> NoReturn:
+    """Raise the error for the attribute *name*, which *owner* doesn't have; *elsewhere* has what to use for some names.
+
+    Raises:
+        AttributeError: always.
+    """
+    hint = f"; use {elsewhere[name]}" if name in elsewhere else ""
+    raise AttributeError(
+        f"{type(owner).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=owner
+    ) from None
 
 
 def takes_options(

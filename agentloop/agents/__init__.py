@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 from attrs.validators import in_
 
 from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
-from agentloop._common.misplaced import function_takes_options, takes_options
+from agentloop._common.misplaced import function_takes_options, refuse_attribute, takes_options
 from agentloop._common.naming import shorten_name, snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
@@ -139,6 +139,17 @@ class AgentOptions(TypedDict, total=False):
     bundles: Sequence[Bundle]
 
 
+_USUAL_ELSEWHERE = {
+    **{name: f"Runner.{name}(agent, …)" for name in ("run", "run_sync")},
+    **dict.fromkeys(("run_stream", "iter", "stream", "astream"), "Runner.run_streamed(agent, …)"),
+    **dict.fromkeys(("ainvoke", "arun"), "Runner.run(agent, …)"),
+    "invoke": "Runner.run_sync(agent, …)",
+    **dict.fromkeys(("tool", "tool_plain"), "the decorator agentloop.tool, and Agent(tools=[…])"),
+    "system_prompt": "instructions",
+}
+"""Attributes of other libraries' agents: what is here in place of them."""
+
+
 @takes_options("Agent(…, OPTION=…)")
 @attrs.define(eq=False, repr=False, init=False)
 class Agent(Generic[ContextT, OutputT]):
@@ -216,7 +227,12 @@ class Agent(Generic[ContextT, OutputT]):
         validator=FIELDS.a(ModelSettings),
     )
     tools: Sequence[FunctionTool[ContextT] | HostedTool] = attrs.field(
-        factory=list, kw_only=True, validator=FIELDS.each("a tool (made by @tool)", is_a(FunctionTool, HostedTool))
+        factory=list,
+        kw_only=True,
+        validator=FIELDS.each(
+            "a tool (made by @tool; agentloop.interop makes one of a tool of LangChain or pydantic-ai)",
+            is_a(FunctionTool, HostedTool),
+        ),
     )
     handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(
         factory=list,
@@ -243,7 +259,7 @@ class Agent(Generic[ContextT, OutputT]):
         default="run_llm_again",
         kw_only=True,
         validator=FIELDS.needs(
-            "expected 'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable",
+            "expected 'run_llm_again', 'stop_on_first_tool', StopAtTools([…]) or a callable",
             either(is_a(StopAtTools, Callable), in_(("run_llm_again", "stop_on_first_tool"))),
         ),
     )
@@ -398,6 +414,11 @@ class Agent(Generic[ContextT, OutputT]):
         if self._typed is None or self._typed[0] is not self.output_type:
             self._typed = (self.output_type, _read_output_type(self.output_type))
         return self._typed[1]
+
+    if not TYPE_CHECKING:  # else every name would be an attribute to a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name, _USUAL_ELSEWHERE)
 
     @overload
     def clone(self, *, output_type: type[OtherT] | OutputType[OtherT], **changes: Any) -> Agent[ContextT, OtherT]: ...

@@ -30,6 +30,7 @@ import anyio
 
 from agentloop import events as ev
 from agentloop._common.checks import NAMES, check, fits, is_texts
+from agentloop._common.misplaced import function_takes_options, refuse_attribute
 from agentloop._common.type_parameters import OutputT
 from agentloop._concurrency.backend import cancelled_types
 from agentloop._concurrency.interrupts import uninterrupted
@@ -49,6 +50,14 @@ from agentloop.results import RunResult
 if TYPE_CHECKING:
     from agentloop._engine.runtime.event_buffer import EventBuffer
     from agentloop.state import RunState
+
+_USUAL_ELSEWHERE = {
+    "stream_events": "async with Runner.run_streamed(…) as stream, and async for event in stream",
+    "stream_text": "the events TextDelta of async for event in stream",
+    "new_items": "result.new_items, after the block",
+    "final_output": "result.final_output, after the block",
+}
+"""Attributes of other libraries' streams: what is here in place of them."""
 
 
 @final
@@ -266,6 +275,12 @@ class RunStream(Block, Generic[OutputT]):
             return False
         return self._live.cancel_call(where, call_id, reason)
 
+    if not TYPE_CHECKING:  # else every name would be an attribute to a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name, _USUAL_ELSEWHERE)
+
+    @function_takes_options("RunStream.approve")
     def approve(
         self,
         call: Interruption | str,
@@ -281,6 +296,7 @@ class RunStream(Block, Generic[OutputT]):
         """
         self._give_verdict(call, approved=True, arguments=arguments, always=always, by=by, replace=replace)
 
+    @function_takes_options("RunStream.reject")
     def reject(
         self,
         call: Interruption | str,

@@ -203,6 +203,18 @@ def stream_of(events: Iterable[ModelEvent]) -> StreamOf:
     return StreamOf(tuple(events))
 
 
+def list_steps(name: str, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return *steps* as a tuple.
+
+    Raises:
+        UserTypeError: they are something else, such as one step.
+    """
+    try:
+        return tuple(steps)
+    except TypeError:
+        raise UserTypeError(f"{name}: expected a list of steps, [call(…), say(…)], got {steps!r}") from None
+
+
 class ScriptedModel(Model):
     """A model that gives its script's responses, one for each request, and keeps all requests in `requests`.
 
@@ -221,7 +233,7 @@ class ScriptedModel(Model):
     """
 
     def __init__(self, steps: Iterable[Step] = (), *, chunk: int = 16) -> None:
-        self._steps = list(steps)
+        self._steps = list(list_steps("steps", steps))
         for index, step in enumerate(self._steps):
             if not callable(step):
                 _pieces(step, f"steps[{index}]")

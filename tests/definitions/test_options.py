@@ -12,6 +12,8 @@ from typing import Any
 import attrs
 import pytest
 
+import agentloop
+from agentloop import _USUAL_ELSEWHERE as NAMES_ELSEWHERE
 from agentloop import (
     Agent,
     AgentHooks,
@@ -23,6 +25,7 @@ from agentloop import (
     RunHooks,
     Runner,
     RunOptions,
+    StopAtTools,
     ToolExecution,
     UsageLimits,
     handoff,
@@ -35,7 +38,7 @@ from agentloop.exceptions import UserTypeError
 from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import SQLiteSession
-from agentloop.testing import FunctionModel, call
+from agentloop.testing import FunctionModel, ScriptedModel, call, explore, say
 from agentloop.tools import FunctionOptions
 
 AGENT: Agent[Any, Any] = Agent("a")
@@ -359,3 +362,91 @@ async def test_agents_that_hand_over_to_each_other_are_named() -> None:
     with pytest.raises(MaxTurnsExceeded) as caught:
         await Runner.run(a, "go", max_turns=4, run_config=config)
     assert caught.value.__notes__ == ["The agents handed the conversation over 4 times, the last time b → a"]
+
+
+ATTRIBUTES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "a method of an agent": ("Agent", lambda run: run.agent.run_sync, "use Runner.run_sync(agent, …)"),
+    "a decorator of an agent": ("Agent", lambda run: run.agent.tool, "use the decorator agentloop.tool"),
+    "calls that wait": ("RunState", lambda run: run.state.get_interruptions(), "use interruptions"),
+    "messages": ("RunResult", lambda run: run.result.all_messages(), "use to_input_list()"),
+    "usage": ("RunResult", lambda run: run.result.context_wrapper.usage, "use usage"),
+    "events": ("RunStream", lambda run: run.stream.stream_events(), "use async with Runner.run_streamed(…)"),
+    "an answer": ("RunStream", lambda run: run.stream.final_output, "use result.final_output, after the block"),
+}
+
+
+@attrs.frozen
+class Finished:
+    """A run that has ended, by all objects that have a part of it."""
+
+    agent: Any
+    result: Any
+    state: Any
+    stream: Any
+
+
+async def finish() -> Finished:
+    """Return a run that has ended."""
+    agent = Agent("a", model=ScriptedModel([say("hi")]))
+    async with Runner.run_streamed(agent, "hi") as stream:
+        pass
+    return Finished(agent, stream.result, stream.state, stream)
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+async def test_an_attribute_of_another_library_is_told_what_is_here(kind: str) -> None:
+    """The error is Python's own, with what to use; `hasattr` and another wrong name work as ever."""
+    run = await finish()
+    owner, get, use = ATTRIBUTES[kind]
+    with pytest.raises(AttributeError, match=re.escape(use)) as caught:
+        get(run)
+    assert str(caught.value).startswith(f"{owner!r} object has no attribute ")
+    for one in (run.agent, run.result, run.state, run.stream):
+        assert not hasattr(one, "nothing")
+        with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+            _ = one.nothing
+
+
+@pytest.mark.parametrize("option", ["always_approve", "always_reject", "rejection_message", "nothing"])
+@pytest.mark.parametrize("where", ["state", "stream"])
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_an_option_of_a_verdict_is_told_what_is_here(option: str, where: str, verdict: str) -> None:
+    """As for other options."""
+    run = await finish()
+    said = re.escape(_WRITTEN_ELSEWHERE.get(option, ""))
+    with pytest.raises(UserTypeError, match=f"{verdict} has no option {option!r}.*{said}"):
+        getattr(getattr(run, where), verdict)("c", **{option: True})
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_ELSEWHERE))
+def test_an_import_of_a_name_of_another_library_is_told_the_name_here(name: str) -> None:
+    """Only the import statement: `hasattr` finds nothing."""
+    with pytest.raises(ImportError, match=f"write `from agentloop import {NAMES_ELSEWHERE[name]}`"):
+        exec(f"from agentloop import {name}")
+    assert hasattr(agentloop, NAMES_ELSEWHERE[name])
+    assert not hasattr(agentloop, name)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "one step": (lambda: ScriptedModel(say("hi")), "steps: expected a list of steps, [call(…), say(…)], got Say("),
+    "no script": (lambda: explore(AGENT, print), "script: expected a list of steps"),
+    "a context": (
+        lambda: explore(AGENT, [say("hi")], print, context={}),
+        "World.context: expected a function that makes it, once per run (lambda: …), got {}",
+    ),
+    "a function": (lambda: Agent("a", tools=[print]), "expected a tool (made by @tool; agentloop.interop makes one of"),
+    "a message": (lambda: to_items([{"role": "user", "content": "hi"}]), "from_chat, from_responses"),
+    "an option": (
+        lambda: StopAtTools(stop_at_tool_names=["a"]),  # type: ignore[call-arg]
+        "Write Agent(tool_use_behavior=StopAtTools([…]))",
+    ),
+    "names": (lambda: Agent("a", tool_use_behavior={"stop_at_tool_names": ["a"]}), "StopAtTools([…])"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_a_beginner_writes_is_told_what_to_write(kind: str) -> None:
+    """The error names the form that is expected."""
+    make, said = WRONG[kind]
+    with pytest.raises(UserTypeError, match=re.escape(said)):
+        make()

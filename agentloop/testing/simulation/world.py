@@ -10,7 +10,7 @@ import attrs
 from agentloop.agents import Agent
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item
-from agentloop.testing.scripted import Step
+from agentloop.testing.scripted import Step, list_steps
 from agentloop.testing.simulation._simulated_parts import Behavior
 from agentloop.testing.simulation._stepping import Kind
 from agentloop.testing.simulation.schedules import Tape
@@ -93,7 +93,7 @@ def _check_tape(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def _freeze_script(script: Sequence[Step] | None) -> tuple[Step, ...] | None:
-    return None if script is None else tuple(script)
+    return None if script is None else list_steps("script", script)
 
 
 def _freeze_scripts(scripts: Mapping[str, Sequence[Step]]) -> Mapping[str, tuple[Step, ...]]:
@@ -156,7 +156,9 @@ class World:
         if not isinstance(self.agent, Agent) and not callable(self.agent):
             raise UserTypeError(f"World.agent: expected an Agent, or a function that makes one, got {self.agent!r}")
         if self.context is not None and not callable(self.context):
-            raise UserTypeError("World.context: expected a function that makes it, once per run")
+            raise UserTypeError(
+                f"World.context: expected a function that makes it, once per run (lambda: …), got {self.context!r}"
+            )
         if "context" in self.options:
             raise UserValueError("World.options: the context is given by World.context")
         if self.cancel is not None and self.cancel.waiting and self.order != "gate":
