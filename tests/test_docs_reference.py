@@ -41,6 +41,14 @@ def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -
     assert set(getattr(import_module(f"agentloop.{module}"), "__all__", ())) - _entries() == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_head_of_a_page_names_what_is_there(page: Path) -> None:
+    """A class that has gone leaves its entry, and what people have written above the entries names it no longer."""
+    head = page.read_text(encoding="utf-8").partition("\n## ")[0]
+    named = set(re.findall(r"`([A-Z][A-Za-z]+[a-z])`", head)) - {"Error"}  # how names of errors end
+    assert named - {*agentloop.__all__} - _entries() == set()
+
+
 MADE_BY_THE_LIBRARY = {
     *(
         "BatchedRun",
