@@ -129,7 +129,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
         return PlanEntry(index, call, None, _answer_without_tool(view, state, rules, near, call))
-    if tool.lookup_key in rules.disabled:
+    if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent!r} was disabled after the model was asked"
         )

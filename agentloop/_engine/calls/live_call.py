@@ -12,11 +12,10 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import anyio
-import attrs
 import msgspec
 
 from agentloop._common.error_text import redact_message
-from agentloop._common.values import Value
+from agentloop._common.values import Machinery, Value
 from agentloop._concurrency.nursery import Nursery
 from agentloop._core.cancellation import CUTS, STAGES, Cause, is_graver
 from agentloop._core.failure_choice import Failure
@@ -147,8 +146,7 @@ class CallBatch(Protocol):
         ...
 
 
-@attrs.define(eq=False)
-class LiveCall:
+class LiveCall(Machinery, msgspec.Struct, eq=False):
     """One call of a batch, from its plan to its outcome. (It doesn't hold its plan entry: a batch outlives its plan.)
 
     Owned by its batch; mutated by the batch and, from `begun` on, by the call's task. Any code on the loop may call
@@ -171,7 +169,7 @@ class LiveCall:
     cancelled_at: float | None = None
     """Wall-clock time at which a cancellation or the timeout reached the call."""
     ticket: Ticket | None = None
-    scope: anyio.CancelScope = attrs.field(init=False)
+    scope: anyio.CancelScope = None  # type: ignore[assignment]  # before the task is made
     """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
     rest: Callable[[], Awaitable[None]] | None = None
     """The part of the call that its next task does, if an earlier one has done the others."""
@@ -316,24 +314,25 @@ class LiveCall:
 
         An output that is too long is cut.
         """
-        body, by = self.body, outcome.cancelled_by
-        limit = self.run.settings.config.tool_execution.max_output_chars
-        canceller = self.cancelled.by_call if by == "caller" and self.cancelled is not None else None
-        cancelled_at = self.cancelled_at
-        if cancelled_at is None and by not in (None, "tool"):
+        run, body, by, canceller, cancelled_at = self.run, self.body, outcome.cancelled_by, None, self.cancelled_at
+        if by == "caller" and self.cancelled is not None:
+            canceller = self.cancelled.by_call
+        elif by == "sibling":
+            canceller = self.batch.stopped_by_call
+        if by is not None and by != "tool" and cancelled_at is None:
             # The call's own task noticed the end of its run before the owner did, or its settling is cut.
-            cancelled_at = self.run.tree.log.wall() if self.batch.stopped_at is None else self.batch.stopped_at
+            cancelled_at = run.tree.log.wall() if self.batch.stopped_at is None else self.batch.stopped_at
         # Not `outcome.replace`, whose `**` takes 1 µs of the 20 of a call.
         return msgspec.structs.replace(
             outcome,
-            output=cut_output(outcome.output, limit),
+            output=cut_output(outcome.output, run.settings.config.tool_execution.max_output_chars),
             body_finished=body is not None and body.finished,
             abandoned=body is not None and body.abandoned,
             cleanup=self.cleanup,
             started_at=None if body is None else body.started_at,
-            ended_at=self.run.tree.log.wall(),
-            secret=outcome.secret or self.run.state.gives_secret(self.call),
-            cancelled_by_call=self.batch.stopped_by_call if by == "sibling" else canceller,
+            ended_at=run.tree.log.wall(),
+            secret=outcome.secret or run.state.gives_secret(self.call),
+            cancelled_by_call=canceller,
             cancelled_at=cancelled_at,
         )
 
