@@ -454,8 +454,8 @@ async def _open_model(run: LiveRun, agent: Agent[Any, Any]) -> Any:
         return given
     if given is None:
         raise UserError(
-            f"agent {agent.name!r} has no model: give it one (a Model, or a model string such as "
-            "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
+            f"agent {agent.name!r} has no model: give it one, Agent(NAME, model=…), a Model or a model "
+            "string such as 'openai-chat:NAME' or 'local:'; or give RunConfig.model"
         )
     try:
         return await run.tree.resolve_model(run, given)

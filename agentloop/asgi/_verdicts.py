@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +13,8 @@ from agentloop.asgi._http import HTTPRefusal
 from agentloop.exceptions import InputRefusedError, StateError, UserError
 from agentloop.items import Interruption
 from agentloop.state import REPLACE_HINT, RunState
+
+_RUN = re.compile(r"\brun [0-9a-f]{32}\b")
 
 
 class ClientVerdict(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,8 +143,11 @@ def state_of(stream: _Stream) -> RunState:
 
 
 def as_sentence(error: Exception) -> str:
-    """Return the message of a refusal as a sentence, without the name of the method that raised it."""
-    text = str(error).removesuffix(REPLACE_HINT)
+    """Return the message of a refusal as a sentence, without the name of the method that raised it.
+
+    It is also without the id that the log has of the run: a client knows another one.
+    """
+    text = _RUN.sub("the run", str(error).removesuffix(REPLACE_HINT))
     if isinstance(error, InputRefusedError):
         text = text.partition(": ")[2]
     return f"{text[:1].upper()}{text[1:]}."

@@ -224,6 +224,7 @@ async def test_input_that_no_request_can_show_is_refused_with_the_reason(tmp_pat
         await response.end()
         over = await add(app, run)
         assert (over.status, over.json["reason"]) == (409, "over")
+        assert over.json["error"] == "The run is over: it has completed."
         assert (await add(app, run, id="a")).json == {"run": run, "id": "a"}  # known: it was sent again
         late = await withdraw(app, run, id="a")
         assert (late.status, late.json["reason"]) == (409, "over")
