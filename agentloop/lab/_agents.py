@@ -131,6 +131,11 @@ class Door(Effects, Protocol):
         ...
 
     @property
+    def runs_bodies(self) -> bool:
+        """True if calls that the log doesn't have do to the world what they do."""
+        ...
+
+    @property
     def turn_sources(self) -> Sequence[ToolSource]:
         """Sources that the run asks beside the application's, with each turn."""
         ...
@@ -181,10 +186,15 @@ class Candidate(AgentCopies):
         return source if self._effects.may_ask_sources else ClosedSource(source_name(source))
 
     def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
-        """Return the tool with limits that no other run shares."""
-        limits = tuple(map(self._copy_limit, tool.capacity))
+        """Return the tool with limits that no other run shares.
+
+        Bodies in the background wait for the turn of their results. A call before that turn would wait for ever for a
+        limit that they hold: so they hold none, unless a body does something.
+        """
+        held = () if tool.background and not self._effects.runs_bodies else tool.capacity
+        limits = tuple(map(self._copy_limit, held))
         if not isinstance(tool.body, AgentCall):
-            return attrs.evolve(tool, capacity=limits) if limits else tool
+            return attrs.evolve(tool, capacity=limits) if tool.capacity else tool
         body = attrs.evolve(
             tool.body,
             agent=self.copy_agent(tool.body.agent),

@@ -67,6 +67,7 @@ class DryEffects(Instrument):
 
     def __init__(self, *, may_ask_sources: bool) -> None:
         self.may_ask_sources = may_ask_sources
+        self.runs_bodies = False
         self.records: list[Record] = []
         self.asked: dict[tuple[Path, str, str], None] = {}
         self.has_bodies = self.is_closed = False

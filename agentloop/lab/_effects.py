@@ -209,6 +209,11 @@ class LabEffects:
         return self.follows and not self._rules.continues
 
     @property
+    def runs_bodies(self) -> bool:
+        """True if calls that the log doesn't have do to the world what they do."""
+        return self._rules.unmatched == "live"
+
+    @property
     def may_ask_sources(self) -> bool:
         """True if sources of tools may be asked that aren't made of bundles."""
         return self._rules.toolsets
@@ -467,10 +472,14 @@ class LabEffects:
         return await self._call_body(effect, call, began)
 
     async def _call_in_background(self, effect: e.CallTool, call: RecordedCall | None, began: float) -> Any:
-        """Return the value of a body in the background; a recorded result in the turn in which it came."""
+        """Return the value of a body in the background; a recorded result in the turn in which it came.
+
+        With limits it doesn't wait for its turn: calls of an earlier one may wait for what it holds.
+        """
         place = (effect.path, effect.call_id)
         self._arriving.discard(place)
-        if call is not None and not (call.end == "cut" and self._rules.continues):
+        waits = call is not None and not effect.definition.capacity
+        if call is not None and waits and not (call.end == "cut" and self._rules.continues):
             self._due[place] = (turn := self._find_turn(effect, call)), anyio.Event()
             if effect.path in self._awaiting and (turn < math.inf or call.result is None):
                 self._due[place][1].set()  # a fork of a run that waited for it

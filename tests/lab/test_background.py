@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 from lab.shop import read_again, state_of
 
-from agentloop import Agent, Runner, StateError, lab, tool
+from agentloop import Agent, Capacity, Runner, StateError, lab, tool
 from agentloop.records import InputAdded, InputWithdrawn, Record
 from agentloop.testing import ScriptedModel, call, say
 
@@ -117,3 +118,27 @@ async def test_a_call_that_the_run_has_not_made(unmatched: Any) -> None:
     ]
     assert ([2] if unmatched == "live" else []) == DUG
     DUG.clear()
+
+
+@pytest.mark.parametrize("unmatched", ["refuse", "live"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_body_that_waits_for_its_turn_holds_up_no_call(unmatched: Any, apart: bool) -> None:
+    """Two bodies of one limit, whose results came in one turn, or in two of which the lab's run makes one."""
+    one = attrs.evolve(dig, capacity=Capacity(1))
+    first, second = (call("dig", {"depth": depth}, call_id=f"c{depth}") for depth in (1, 2))
+
+    def digger(*steps: Any, instructions: str = "Dig.") -> Agent[Any, Any]:
+        said = [say(f"dug {n}") for n in range(6)]
+        return Agent("digger", instructions=instructions, model=ScriptedModel([*steps, *said]), tools=[one])
+
+    recorded = await Runner.run(digger(*((first, second) if apart else ([first, second],))), "go")
+    records = read_again(recorded.records)
+    DUG.clear()
+    with anyio.fail_after(20):
+        report = await lab.compare(state_of(records), digger(), unmatched=unmatched)
+        together = digger([first, second], instructions="Dig well.")
+        changed = await lab.compare(state_of(records), together, unmatched=unmatched)
+    assert [(row.refused, row.notes) for row in (*report.rows, *changed.rows)] == [(0, ()), (0, ())]
+    if unmatched == "refuse":
+        assert [row.verdict for row in report.rows] == ["same"]
+    assert DUG == []
