@@ -365,7 +365,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         is_open = self.params_json_schema.get("additionalProperties", False) is not False
         for name in self.secret if known and not is_open else ():
             if name not in known and name != ALL_ARGUMENTS:
-                raise UserValueError(f"tool {self.name!r}: secret: there is no argument {name!r}, only {list(known)}")
+                raise UserValueError(f"tool {self.name!r}: secret names {name!r}, and the arguments are {list(known)}")
 
     def _check_background(self) -> None:
         if not self.background:

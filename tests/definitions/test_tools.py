@@ -138,7 +138,7 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
         ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: expected a pair"),
         ({"secret": "name"}, UserTypeError, "secret: expected a sequence"),
         ({"secret": ["name", 3]}, UserTypeError, r"secret\[1\]: expected an argument's name"),
-        ({"secret": ["nam"]}, UserValueError, "secret: there is no argument 'nam', only "),
+        ({"secret": ["nam"]}, UserValueError, "secret names 'nam', and the arguments are "),
         ({"format": {"type": "grammar"}}, UserValueError, "format: it is for kind='custom'"),
         ({"secret_output": 0}, UserTypeError, "secret_output: expected a bool"),
         ({"cost": 3}, UserTypeError, "cost: expected a callable"),
@@ -169,7 +169,7 @@ def test_a_secret_argument_is_one_of_the_tool_however_it_is_made() -> None:
         lambda: Agent("a").as_tool(parameters=Shelf, secret=["password"]),
         lambda: ExternalTool("room", "Ask.", room, secret=["password"]),
     ):
-        with pytest.raises(UserValueError, match="secret: there is no argument 'password', only "):
+        with pytest.raises(UserValueError, match="secret names 'password', and the arguments are "):
             make()
     assert Agent("a").as_tool(secret=["input"]).secret == ("input",)
     assert Agent("a").as_tool(parameters=Shelf, secret=["row"]).secret == ("row",)
