@@ -283,7 +283,9 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         UsageLimitExceeded: the summary that made it shorter has spent the budget.
         StateError: the run's secret input is not available.
     """
-    if run.state.gaps:
+    if run.tree.log.find_state_error is not None:
+        run.follow_state_error()
+    if run.state.gaps and run.tree.log.expect is None:  # a replay calls nothing: it needs none
         run.stopped_by = StateError(
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
             "isn't given"

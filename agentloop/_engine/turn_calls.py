@@ -29,6 +29,8 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     """
     config = run.settings.config
     try:
+        if run.tree.log.find_state_error is not None:
+            run.follow_state_error()
         plan = plan_response(view, run.state, await _make_rules(run, view))
         for call in run.state.handoffs_due[:1]:
             # The handoff is taken after the calls, but its errors must show before any of them starts.
@@ -39,12 +41,24 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
             from agentloop._engine.calls.approval import decide
 
             plan = await decide(run, plan)
-        if run.tree.log.state.holds_secrets and run.tree.log.expect is None:  # a replay calls nothing: it needs none
-            check_secrets(plan, run.state)
+        if run.tree.log.state.holds_secrets or run.tree.log.find_state_error is not None:
+            _check_secrets(run, plan)
     except StateError as error:
         run.stopped_by = error  # the definitions here don't fit: the run isn't over, and continues where they do
         raise
     return plan
+
+
+def _check_secrets(run: LiveRun, plan: Plan) -> None:
+    """Check that the calls of *plan* have their secrets. A replay calls nothing: it ends where the recorded run did.
+
+    Raises:
+        StateError: one of them has not.
+    """
+    if run.tree.log.find_state_error is not None:
+        run.follow_state_error()
+    elif run.tree.log.expect is None:
+        check_secrets(plan, run.state)
 
 
 async def _make_rules(run: LiveRun, view: TurnView) -> PlanRules:

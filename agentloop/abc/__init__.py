@@ -326,6 +326,9 @@ class ReplayingEffects(Effects, Protocol):
 
     The bodies of background calls aren't performed, because their results are among the recorded inputs; but by those
     that have a true attribute `performs_background`.
+
+    They may have a method `find_state_error(path)`, which returns the StateError by which the recorded run at *path*
+    ends next, or None: a run that ended because something was lacking then ends so again.
     """
 
     def expect(self, record: Record) -> Record | None:

@@ -631,6 +631,7 @@ def _make_run(
     effects, approvals, log = config.effects or _LIVE, None, Log(start.fold, tuple(config.instruments))
     if effects is not _LIVE:  # they may know more than the live ones
         log.expect = effects.expect if isinstance(effects, ReplayingEffects) else None
+        log.find_state_error = getattr(effects, "find_state_error", None)
         log.replays = log.expect is not None and not getattr(effects, "performs_background", False)
         log.wall = effects.wall if isinstance(effects, TimedEffects) else log.wall
         approvals = effects if isinstance(effects, ApprovalEffects) else None

@@ -34,7 +34,7 @@ PATIENCE = 60.0
 """Real seconds for a replay: it takes a tenth of one, and an endless one would take all of them."""
 SEEDS = (10, 39, 125, 270, 305, 550, 559, 560, 627, 827, 1134, 1537, 1656)
 """Drawn runs whose replays come to functions that the other logs don't need."""
-GUARDS = {"guarded", "keep_fault", "end", "expect", "wall", "admit", "_find_lacking"}
+GUARDS = {"guarded", "keep_fault", "end", "expect", "wall", "admit", "find_state_error", "_find_lacking"}
 """Functions that guard the others."""
 
 

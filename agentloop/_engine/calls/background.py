@@ -189,6 +189,8 @@ def continue_calls(run: LiveRun, view: TurnView) -> None:
     """
     background = open_background(run)
     background.raise_failure()
+    if run.tree.log.find_state_error is not None:
+        run.follow_state_error()
     if not run.tree.log.replays:  # in a replay no body runs, and the results are in the log
         for call_id in [one for one in run.state.background if one not in background.calls]:
             _continue_call(background, view, run.state.calls[call_id])

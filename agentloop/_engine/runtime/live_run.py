@@ -585,6 +585,16 @@ class LiveRun(Machinery, msgspec.Struct, eq=False, kw_only=True, dict=True):
         )
         self.tree.log.tell("on_still_running", report)
 
+    def follow_state_error(self) -> None:
+        """In a replay, raise the StateError by which the recorded run ends next, if one does.
+
+        Called where the run finds out that it lacks secrets or definitions, which a replay doesn't need.
+        """
+        find = self.tree.log.find_state_error
+        if find and (refusal := find(self.path)):
+            self.stopped_by = refusal
+            raise refusal
+
     def cancel_call(
         self, path: tuple[str, ...], call_id: str, reason: str | None, *, by_call: str | None = None
     ) -> bool:

@@ -41,6 +41,9 @@ class Log(Machinery, msgspec.Struct, eq=False):
     expect: Callable[[Record], Record | None] | None = None
     """The function of a replay that compares a record and returns the one to append in its place, which keeps the
     recorded times; None to append nothing."""
+    find_state_error: Callable[[tuple[str, ...]], Exception | None] | None = None
+    """The function of a replay that returns the StateError by which the recorded run at a path ends next, if one does:
+    secrets and definitions that the run lacked aren't part of the log."""
     replays: bool = False
     """True in a strict replay: no body runs in the background, because the results are in the log."""
     spans: SpanSource | None = None

@@ -61,7 +61,7 @@ from agentloop._engine.calls.background import open_background, tell_nothing
 from agentloop._engine.close_segment import UNJUDGED
 from agentloop._engine.runtime.live_run import LiveRun, loop_state
 from agentloop._engine.runtime.resources import HeldResource, Resources
-from agentloop.exceptions import ReplayDivergence
+from agentloop.exceptions import ReplayDivergence, StateError
 from agentloop.items import UserMessage
 from agentloop.lab._recorded_errors import rebuilt
 from agentloop.limits import Limit, Rate
@@ -1088,6 +1088,25 @@ class ReplayLog:
         if claim and index is not None:
             self._claimed.add(index)
         return index
+
+    def find_state_error(self, path: Path) -> Exception | None:
+        """Return the StateError by which the run at *path* ends before it, or a run nested in it, does anything else.
+
+        Such a run can continue elsewhere. None if it doesn't end so.
+        """
+        refusal: Exception | None = self.guarded(self._find_state_error)(path)
+        return refusal
+
+    def _find_state_error(self, path: Path) -> Exception | None:
+        following = range(self.cursor, self.cursor if self.over else self._end)
+        end = next((self.records[at] for at in following if self.records[at].path[: len(path)] == path), None)
+        if not isinstance(end, r.RunEnded) or end.path != path or not end.resumable:
+            return None
+        if end.error is None or not end.error.startswith("StateError("):
+            return None
+        refusal = rebuilt(end.error)
+        assert isinstance(refusal, StateError)
+        return refusal
 
     def next_of_run(self, path: Path) -> int | None:
         """Return the number of the next record of the run at *path* in this segment, or None."""

@@ -18,7 +18,7 @@ import attrs
 from agentloop import records as r
 from agentloop._core.secret_marks import has_gaps
 from agentloop._storage.record_codec import record_to_json
-from agentloop._storage.withholding import find_missing_secrets
+from agentloop._storage.withholding import WithheldText, find_missing_secrets
 from agentloop.items import ToolCall
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._cut_segments import imagine_end
@@ -123,6 +123,13 @@ class RecordedRun:
         """Names of tools that were called with secret arguments of which the log has only digests."""
         return frozenset(call.name for record in self.records for call in _list_calls_without_secrets(record))
 
+    @cached_property
+    def entered(self) -> frozenset[str]:
+        """Names of tools of which a call began a nested run."""
+        calls = {record.path[-1] for record in self.records if isinstance(record, r.RunStarted) and record.path}
+        items = (item for one in self.records if isinstance(one, r.ModelResponded) for item in one.response.items)
+        return frozenset(item.name for item in items if isinstance(item, ToolCall) and item.call_id in calls)
+
     def shows(self, tool: str) -> bool:
         """Tell whether some turn showed a tool of this name."""
         return any(isinstance(record, r.TurnStarted) and tool in record.tools for record in self.records)
@@ -136,7 +143,9 @@ class RecordedRun:
         found = (
             index
             for index, record in enumerate(self.records)
-            if _list_calls_without_secrets(record) or (isinstance(record, r.CallSettled) and record.outcome.secret)
+            if _list_calls_without_secrets(record)
+            or _lacks_input(record)
+            or (isinstance(record, r.CallSettled) and record.outcome.secret)
         )
         return next(found, math.inf)
 
@@ -386,6 +395,17 @@ def _list_calls_without_secrets(record: r.Record) -> list[ToolCall]:
     return [call for call in calls if find_missing_secrets(call, call.arguments)]
 
 
+def _lacks_input(record: r.Record) -> bool:
+    """Tell whether *record* brings messages into the history whose secret text wasn't stored."""
+    match record:
+        case r.RunStarted(input=items, shown=shown):
+            return any(map(has_gaps, (*items, *(shown or ()))))
+        case r.InputAdded(items=items) | r.HistoryReplaced(items=items):
+            return any(map(has_gaps, items))
+        case _:
+            return False
+
+
 def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
     starts = [
         index
@@ -499,6 +519,12 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
                 changes["digest"] = wanted.digest
         case _:
             pass
+    if (
+        isinstance(wanted, r.CallStarted | r.ApprovalRequested)
+        and isinstance(wanted.arguments, WithheldText)
+        and isinstance(got.arguments, WithheldText)
+    ):  # each time that a codec seals a text, it may give another one
+        changes["arguments"] = wanted.arguments
     if isinstance(wanted, r.BodyEnded) and isinstance(got.value, Standin):
         changes["value"] = wanted.value
     if isinstance(wanted, r.RunEnded) and lenient.final_output and wanted.status == got.status:

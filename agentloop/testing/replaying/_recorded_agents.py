@@ -141,6 +141,16 @@ def _refuse_body(*_: Any, **__: Any) -> Any:
     raise UserError("a replay runs no body")
 
 
+class _Unread:
+    """The structured input of an agent tool whose secrets the log doesn't have: any arguments fit it."""
+
+    def using(self, _: object) -> _Unread:
+        return self
+
+    def parse(self, _: str, __: object) -> None:
+        return None
+
+
 class RecordedAgents(AgentCopies):
     """Copies of agents, one for each given agent, for a replay through *effects*.
 
@@ -188,23 +198,18 @@ class RecordedAgents(AgentCopies):
     def copy_tool(self, tool: FunctionTool) -> FunctionTool:
         """Return a copy that runs no body, with recorded costs."""
         body: Any = tool.body
+        recorded = self._effects.recorded
+        is_hidden = tool.name in recorded.hidden  # the digests in place of its secrets needn't fit the schema
         if isinstance(body, ExternalBody):
-            body = body.replace(check=None) if tool.name in self._effects.recorded.hidden else body
-        elif tool.name in self._effects.recorded.hidden:
-            body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
+            body = body.replace(check=None) if is_hidden else body
+        elif isinstance(body, AgentCall) and (not is_hidden or tool.name in recorded.entered):
+            body = self._copy_agent_call(body, is_hidden)
+        elif is_hidden:
+            body = RawBody(_refuse_body)
         elif isinstance(body, ToolSearch):
-            body = body.replace(fn=_refuse_body, native=not self._effects.recorded.shows(tool.name))
+            body = body.replace(fn=_refuse_body, native=not recorded.shows(tool.name))
         elif isinstance(body, PythonBody):
             body = body.replace(fn=_refuse_body)
-        elif isinstance(body, AgentCall):
-            body = attrs.evolve(
-                body,
-                agent=self.copy_agent(body.agent),
-                run_config=None if body.run_config is None else self.config(body.run_config),
-                session=None if body.session is None else ClosedSession(),
-                hooks=None if body.hooks is None else HooksOfRuns(self._effects),
-                on_stream=None,
-            )
         else:
             body = RawBody(_refuse_body)
         return attrs.evolve(
@@ -213,6 +218,19 @@ class RecordedAgents(AgentCopies):
             on_invoke_tool=_refuse_body,
             capacity=tuple(self._copy_limit(limit, tool.name) for limit in tool.capacity),
             cost=None if tool.cost is None else self._make_cost(tool.name),
+        )
+
+    def _copy_agent_call(self, body: AgentCall, is_hidden: bool) -> AgentCall:
+        if is_hidden:  # the nested run begins with the input that the log has
+            unread: Any = _Unread()
+            body = attrs.evolve(body, typed=unread, input_builder=_refuse_body)
+        return attrs.evolve(
+            body,
+            agent=self.copy_agent(body.agent),
+            run_config=None if body.run_config is None else self.config(body.run_config),
+            session=None if body.session is None else ClosedSession(),
+            hooks=None if body.hooks is None else HooksOfRuns(self._effects),
+            on_stream=None,
         )
 
     # -- tools from sources
