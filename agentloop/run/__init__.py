@@ -393,7 +393,8 @@ class Runner:
         """Run *agent* from sync code, on its own event loop. Other arguments are those of `run`.
 
         Raises:
-            UserError: if called inside a running event loop; use `await Runner.run` there.
+            UserError: if called inside a running event loop; use `await Runner.run` there. A sync tool has a thread
+                without one, but under `run_deterministic`, which starts no thread.
 
         Example:
             from agentloop import Agent, Runner
@@ -402,7 +403,7 @@ class Runner:
             print(Runner.run_sync(Agent("a", model=ScriptedModel([say("hello")])), "hi").final_output)  # hello
         """
         if _is_in_a_loop():
-            raise UserError("run_sync was called inside a running event loop: use `await Runner.run(…)` there")
+            raise UserError(_IN_PLACE if runs_in_place.get() else _IN_A_LOOP)
 
         async def run() -> RunResult[OutputT]:
             _from_sync_code.set(True)
@@ -419,6 +420,13 @@ def _is_in_a_loop() -> bool:
     return True
 
 
+_IN_A_LOOP = "run_sync was called inside a running event loop: use `await Runner.run(…)` there"
+_IN_PLACE = (
+    "run_sync was called in a sync function that a deterministic event loop runs itself, without a thread, so it can't "
+    "begin another loop: write the function as an `async def` with `await Runner.run(…)`, or use Agent.as_tool"
+)
+runs_in_place: ContextVar[bool] = ContextVar("agentloop_runs_in_place", default=False)
+"""True in a sync function that the running event loop calls itself, where others start a thread for it."""
 _from_sync_code: ContextVar[bool] = ContextVar("agentloop_from_sync_code", default=False)
 """True within `run_sync`: there is no `async with` that a model could be entered by."""
 _told_to_enter: WeakSet[Model] = WeakSet()

@@ -15,9 +15,20 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from agentloop import UserError
+from agentloop import Agent, Runner, UserError, tool
 from agentloop.exceptions import UserTypeError, UserValueError
-from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_deterministic, tape_of
+from agentloop.testing import (
+    Deadlock,
+    FunctionModel,
+    Gate,
+    Priorities,
+    ScriptedModel,
+    Tape,
+    call,
+    run_deterministic,
+    say,
+    tape_of,
+)
 from agentloop.testing.simulation import event_loop as simulated_loop
 from agentloop.testing.simulation._waiting import require
 from agentloop.testing.simulation.event_loop import waiting
@@ -303,6 +314,29 @@ def test_worker_threads_run_in_place_one_after_the_other(backend: Any) -> None:
     before = threading.active_count()
     run_deterministic(program, backend=backend)
     assert threading.active_count() <= before
+
+
+@both
+def test_a_sync_tool_that_begins_a_run_is_told_what_to_write(backend: Any) -> None:
+    """It has no thread here, on which another loop could run; behind it, and on other loops, nothing has changed."""
+    asked = Agent("asked", model=FunctionModel(lambda request: say("answered")))
+
+    @tool
+    def ask() -> str:
+        """Ask an agent."""
+        return str(Runner.run_sync(asked, "go").final_output)
+
+    async def program() -> str:
+        agent = Agent("a", model=ScriptedModel([call("ask"), say("done")]), tools=[ask])
+        output = (await Runner.run(agent, "go")).calls[0].outcome.output
+        with pytest.raises(UserError, match=r"called inside a running event loop: use `await Runner\.run"):
+            Runner.run_sync(asked, "go")
+        return str(output)
+
+    told = run_deterministic(program, backend=backend)
+    assert "without a thread" in told
+    assert "write the function as an `async def` with `await Runner.run(…)`" in told
+    assert anyio.run(program, backend=backend) == "answered"
 
 
 def test_executor_of_asyncio_runs_in_place_too() -> None:

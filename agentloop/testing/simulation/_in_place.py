@@ -20,6 +20,7 @@ import anyio.to_thread
 from anyio._backends import _asyncio
 
 from agentloop.journal._thread import OneAtATime
+from agentloop.run import runs_in_place
 from agentloop.testing.simulation._lines import SWITCHING, raise_if_cancelled, run_on_loop, worker_here
 from agentloop.testing.simulation._waiting import require
 
@@ -72,7 +73,9 @@ def _replacement(name: str, original: Callable[..., Any], here: Callable[[], boo
                 if switching is not None and switching.active:
                     return await switching.run(func, args)
                 note_one_step(func)
-                return copy_context().run(func, *args)
+                context = copy_context()
+                context.run(runs_in_place.set, True)
+                return context.run(func, *args)
             finally:
                 # A thread's result comes a step later, cancelled meanwhile or not.
                 await anyio.lowlevel.cancel_shielded_checkpoint()

@@ -26,8 +26,9 @@ Invariants, and their limits:
 * Between two choices everything is deterministic. Tasks that became ready together are sorted by creation, so neither
   the order of a set nor a tie of two timers decides.
 * Worker threads (anyio's `to_thread`, and through it sync tools) don't start. The function runs in place, on the loop,
-  between two checkpoints. It is one step: nothing interleaves with it, and a function that waits for another task
-  never ends. Worlds with `switch_lines` do start threads: see `_lines`.
+  between two checkpoints. It is one step: nothing interleaves with it, a function that waits for another task never
+  ends, and one that begins a loop (`Runner.run_sync`, `anyio.run`) fails. Worlds with `switch_lines` do start
+  threads: see `_lines`.
 * Sockets, subprocesses and the program's own threads are outside of the clock: the loop waits only a moment for them.
   A program that needs them can't run here.
 * When every task waits, and no timer is set, the run ends with `Deadlock`.
