@@ -250,7 +250,7 @@ def _tops(targets: set[str]) -> set[str]:
 
 # ------------------------------------------------------------------------------------ sizes
 
-MOST_LINES = {("_core", "_engine"): 8_278, ("_concurrency",): 745, ("_storage",): 1_323}
+MOST_LINES = {("_core", "_engine"): 8_277, ("_concurrency",): 745, ("_storage",): 1_323}
 """The most lines of code that these rooms may have together. What grows them says in its commit for what; a feature
 that needs no step of the loop is an outer room."""
 
