@@ -19,6 +19,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "a call that cost nothing, as a guardrail refused it": (2079, 2319, 3742),
     "a body that reported, and ran out of its whole time": (207, 5812),
     "a hook that raised beside a secret": (125, 529, 1474, 4879),
+    "a run that lacks a secret, which the log has as a digest": (250, 5768),
 }
 """What diverged, and the seeds that showed it."""
 
