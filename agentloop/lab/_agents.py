@@ -189,12 +189,16 @@ class Candidate(AgentCopies):
         """Return the tool with limits that no other run shares.
 
         Bodies in the background wait for the turn of their results. A call before that turn would wait for ever for a
-        limit that they hold: so they hold none, unless a body does something.
+        limit or a thread that they hold: so they hold none, unless a body does something.
         """
-        held = () if tool.background and not self._effects.runs_bodies else tool.capacity
-        limits = tuple(map(self._copy_limit, held))
+        if tool.background and not self._effects.runs_bodies:
+            body: Any = tool.body
+            if tool.runs_in_thread:
+                body = body.replace(schema=attrs.evolve(body.schema, is_async=True))  # nothing calls the function
+            return attrs.evolve(tool, body=body, capacity=())
+        limits = tuple(map(self._copy_limit, tool.capacity))
         if not isinstance(tool.body, AgentCall):
-            return attrs.evolve(tool, capacity=limits) if tool.capacity else tool
+            return attrs.evolve(tool, capacity=limits) if limits else tool
         body = attrs.evolve(
             tool.body,
             agent=self.copy_agent(tool.body.agent),

@@ -186,15 +186,15 @@ class LabEffects:
         self._turns: dict[Path, int] = {one.path: one.turn for one in self.records if isinstance(one, r.TurnStarted)}
         self._arriving: set[tuple[Path, str]] = set()
         """The background calls that have settled, and whose bodies haven't come to the door yet."""
-        self._due: dict[tuple[Path, str], tuple[float, anyio.Event]] = {}
-        """The bodies that wait for the turn in which their results came, and what lets them end."""
+        self._due: dict[tuple[Path, str], _Due] = {}
+        """The bodies that wait for the turn in which their results came."""
         self._sources_asked: dict[int, tuple[Path, str]] = {}
         """The sources of tools that are asked now, by task."""
         self._own_sources: set[tuple[Path, str]] = set()
         self._awaiting: set[Path] = set()
         """The runs that would end, and wait for a result."""
         self._ending: set[tuple[Path, str]] = set()
-        """The background calls whose bodies have ended, and whose results aren't in the log yet."""
+        """The background calls whose bodies end now, and whose results aren't in the log yet."""
         self.give: Callable[..., Awaitable[str]] | None = None
         """Gives input to the run under way (`RunStream.add_input`), if it gets what the recorded run got."""
 
@@ -351,15 +351,15 @@ class LabEffects:
 
     async def _await_input(self, effect: e.AwaitInput, path: Path) -> Any:
         """Let the bodies end whose results came first, as the run would end; also one that only begins now."""
-        left = [due for (where, _), due in self._due.items() if where == path]
-        first = min((turn for turn, _ in left), default=0)
+        left = sorted([due for (where, _), due in self._due.items() if where == path], key=_Due.order)
+        first = left[0].turn if left else 0
         begun = [one for one in self.records if one.path == path]
         ran = sum(isinstance(one, r.CallSettled) and one.background for one in begun)
         ended = sum(isinstance(one, r.InputAdded) and one.call_id is not None for one in begun)
         if first == math.inf and ran - ended > len(left):
             left = []  # another one comes to the door first
-        for _, ready in [due for due in left if due[0] == first]:
-            ready.set()
+        for due in left if first == math.inf else left[:1]:  # those that came later in that turn come before the next
+            due.ready.set()
         self._awaiting.add(path)
         try:
             return await effect.do()
@@ -367,15 +367,19 @@ class LabEffects:
             self._awaiting.discard(path)
 
     async def add_results(self) -> None:
-        """Let the bodies in the background end whose results came by now in the recorded run, and wait for that."""
-        for _ in range(_PASSES):
-            for (path, _), (turn, ready) in self._due.items():
-                if turn <= self._turns.get(path, 0):
-                    ready.set()
-            late = [turn for (path, _), (turn, _) in self._due.items() if turn <= self._turns.get(path, 0)]
+        """Let the bodies in the background end whose results came by now in the recorded run, and wait for that.
+
+        One after the other, in the order in which they came: a model is shown them in it.
+        """
+        known, idle = len(self.records), 0
+        while idle < _PASSES:
+            late = [due for (path, _), due in self._due.items() if due.turn <= self._turns.get(path, 0)]
             if not self._arriving and not self._ending and not late:
                 break
+            if late and not self._ending:
+                min(late, key=_Due.order).ready.set()
             await anyio.lowlevel.checkpoint()
+            known, idle = len(self.records), idle + 1 if len(self.records) == known else 0
 
     # -- models
 
@@ -474,25 +478,29 @@ class LabEffects:
     async def _call_in_background(self, effect: e.CallTool, call: RecordedCall | None, began: float) -> Any:
         """Return the value of a body in the background; a recorded result in the turn in which it came.
 
-        With limits it doesn't wait for its turn: calls of an earlier one may wait for what it holds.
+        With a limit or a thread it doesn't wait for its turn: calls of an earlier one may wait for what it holds.
         """
-        place = (effect.path, effect.call_id)
+        place, tool = (effect.path, effect.call_id), effect.definition
         self._arriving.discard(place)
-        waits = call is not None and not effect.definition.capacity
+        waits = call is not None and not tool.capacity and not tool.runs_in_thread
         if call is not None and waits and not (call.end == "cut" and self._rules.continues):
-            self._due[place] = (turn := self._find_turn(effect, call)), anyio.Event()
-            if effect.path in self._awaiting and (turn < math.inf or call.result is None):
-                self._due[place][1].set()  # a fork of a run that waited for it
+            self._due[place] = due = _Due(self._find_turn(effect, call), call.result_at)
+            if effect.path in self._awaiting and (due.turn < math.inf or call.result is None):
+                due.ready.set()  # a fork of a run that waited for it
             try:
-                await self._due[place][1].wait()
+                await due.ready.wait()
             finally:
                 del self._due[place]
+        if call is not None:
+            self._ending.add(place)
         try:
             value = await self._call_body(effect, call, began)
         except Exception:
             self._ending.add(place)
             raise
-        if self.sources[place] not in ("ran", "live"):  # these take real time
+        if self.sources[place] in ("ran", "live"):  # these take real time
+            self._ending.discard(place)
+        else:
             self._ending.add(place)
         return value
 
@@ -654,6 +662,20 @@ def _as_json(output: Any) -> Any:
 def _is_other_model(then: RecordedExchange, model: Any) -> bool:
     now = model.info
     return then.model is not None and (then.model.provider, then.model.name) != (now.provider, now.name)
+
+
+@attrs.frozen(eq=False)
+class _Due:
+    """A body that waits for the *turn* in which its result came, and lies *at* that place in the log; infinity: the
+    run's end."""
+
+    turn: float
+    at: int
+    ready: anyio.Event = attrs.field(factory=anyio.Event)
+
+    def order(self) -> tuple[float, int]:
+        """Return what the results of a run are sorted by."""
+        return self.turn, self.at
 
 
 _PASSES = 200

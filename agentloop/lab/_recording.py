@@ -76,6 +76,8 @@ class RecordedCall:
     body: r.BodyEnded | None = None
     result: r.InputAdded | None = None
     """The result of a background call, which came after the call had settled."""
+    result_at: int = 0
+    """The place of the result in the log."""
     turn: int = 0
     definition: Any = None
     """The candidate's tool that it was matched with."""
@@ -265,7 +267,7 @@ class Recording:
         models: dict[Path, ModelInfo | None] = {}
         asked: dict[tuple[Path, str], str] = {}
         shown = {one.id for one in self.records if isinstance(one, r.InputShown) and not one.path}
-        for record in self.records:
+        for at, record in enumerate(self.records):
             match record:
                 case r.ModelRequested():
                     models[record.path] = record.model or models.get(record.path)
@@ -308,7 +310,7 @@ class Recording:
                     self.answers[asked[record.path, record.call_id], record.call_id] = record
                 case r.InputAdded(call_id=str(call_id)):
                     if (done := started.get((record.path, call_id))) is not None:
-                        done.result = record
+                        done.result, done.result_at = record, at
                 case r.InputAdded(path=()) if not record.id or record.id in shown:  # an older log shows it at once
                     self.inputs.append(record)
                 case _:

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from lab.shop import read_again, state_of
 
-from agentloop import Agent, Capacity, Runner, StateError, lab, tool
+from agentloop import Agent, Capacity, RunConfig, Runner, StateError, ToolExecution, lab, tool
 from agentloop.records import InputAdded, InputWithdrawn, Record
 from agentloop.testing import ScriptedModel, call, say
 
@@ -141,4 +141,45 @@ async def test_a_body_that_waits_for_its_turn_holds_up_no_call(unmatched: Any, a
     assert [(row.refused, row.notes) for row in (*report.rows, *changed.rows)] == [(0, ()), (0, ())]
     if unmatched == "refuse":
         assert [row.verdict for row in report.rows] == ["same"]
+    assert DUG == []
+
+
+@pytest.mark.parametrize("threads", [None, 1, 32])
+@pytest.mark.parametrize("passes", [0, 2, 40])
+@pytest.mark.parametrize("beside", [False, True])
+async def test_an_unchanged_agent_is_the_same_however_results_came(
+    threads: int | None, passes: int, beside: bool
+) -> None:
+    """In the turn of their calls or a later one, in any order, of threads or tasks: the model is shown them so again.
+
+    With fewer threads than the recorded run had nothing waits for one, because no body runs.
+    """
+
+    async def dig_on_loop(depth: int) -> str:
+        DUG.append(depth)
+        for _ in range(passes * (3 - depth)):
+            await anyio.lowlevel.checkpoint()
+        return f"{depth} m"
+
+    def dig_in_thread(depth: int) -> str:
+        DUG.append(depth)
+        return f"{depth} m"
+
+    digging = tool(dig_on_loop if threads is None else dig_in_thread, name="dig", background=True, description="Dig.")
+    calls = [call("dig", {"depth": depth}, call_id=f"c{depth}") for depth in range(3)]
+
+    def digger(*steps: Any) -> Agent[Any, Any]:
+        return Agent(
+            "digger", model=ScriptedModel([*steps, *(say(f"dug {n}") for n in range(6))]), tools=[digging, look]
+        )
+
+    looks = [[*calls, call("look", {}, call_id="l")], call("look", {}, call_id="k")] if beside else [calls]
+    config = RunConfig(tool_execution=ToolExecution(max_threads=threads or 32))
+    recorded = await Runner.run(digger(*looks), "go", run_config=config)
+    DUG.clear()
+    for max_threads in (1, 32):
+        fewer = RunConfig(tool_execution=ToolExecution(max_threads=max_threads))
+        with anyio.fail_after(20):
+            report = await lab.compare(state_of(read_again(recorded.records)), digger(), run_config=fewer)
+        assert [(row.verdict, row.requests, row.saw) for row in report.rows] == [("same", 0, ())]
     assert DUG == []
