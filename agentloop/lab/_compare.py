@@ -39,7 +39,7 @@ from agentloop.lab._checks import Judge, RunCheck, Score, judge_by
 from agentloop.lab._copies import ClosedSession
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._recorded_errors import is_rebuilt
-from agentloop.lab._recording import Recording, holds_hidden
+from agentloop.lab._recording import Recording, count_stops, holds_hidden
 from agentloop.lab._report import LabReport
 from agentloop.lab._rows import Figures, LabRow, compare_runs
 from agentloop.lab._runs import CaseRun, read_run
@@ -485,7 +485,10 @@ async def _run_segments(
         else:
             result = await Runner.run(candidate.agent, given, **common)
         state = result.to_state()
-        goes_on = result.status == "stopped" and any(one.status == "waiting" for one in state.inputs)
+        goes_on = result.status == "stopped" and (
+            any(one.status == "waiting" for one in state.inputs)
+            or count_stops(state.records) <= recording.resumed_stops
+        )
         if not goes_on and not _decide(state, recording, options.verdict):
             return
         effects.records = list(state.records)

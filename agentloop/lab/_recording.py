@@ -119,6 +119,11 @@ def holds_hidden(items: Iterable[Item]) -> bool:
     )
 
 
+def count_stops(records: Iterable[r.Record]) -> int:
+    """Return how many segments of the run with these *records* stopped."""
+    return sum(not one.path and isinstance(one, r.RunEnded) and one.status == "stopped" for one in records)
+
+
 def normal_items(items: Sequence[Item]) -> str:
     """Return a digest of *items* without ids and the provider's own data: calls are named by their position."""
     names: dict[str, str] = {}
@@ -206,6 +211,11 @@ class Recording:
             if not record.path and isinstance(record, r.RunStarted | r.RunResumed):
                 return None
         return None
+
+    @cached_property
+    def resumed_stops(self) -> int:
+        """How many times the run had stopped, as by `stop_when`, and was resumed."""
+        return count_stops(one for one in self.records if one is not self.ended)
 
     @cached_property
     def is_cut(self) -> bool:

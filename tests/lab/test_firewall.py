@@ -520,6 +520,23 @@ async def test_input_that_was_added_later_is_added_at_the_same_point() -> None:
     assert (report.rows[0].verdict, report.rows[0].requests) == ("same", 0)
 
 
+@pytest.mark.parametrize("stops", [1, 2, 3])
+async def test_a_run_that_was_resumed_where_it_had_stopped_is_resumed(stops: int) -> None:
+    """It stops as often as the recorded run, also by a condition; and where the recorded run stopped for good."""
+    from agentloop.config.conditions import MaxTurns
+
+    agent = make_agent([*(ask("look_up", n) for n in range(3)), say("Anything else?")])
+    config = RunConfig(stop_when=MaxTurns(1))
+    result = await Runner.run(agent, "go", run_config=config)
+    for _ in range(stops):
+        result = await Runner.run(agent, result.to_state(), run_config=config)
+    assert (result.status == "completed") == (stops == 3)
+    report = await lab.compare(result, make_agent(ScriptedModel([])), run_config=config)
+    [row] = report.rows
+    assert row.after is not None
+    assert (row.verdict, row.requests, row.after.turns) == ("same", 0, 1 + stops)
+
+
 def test_tools_of_the_shop_cover_every_kind() -> None:
     """One only reads, one needs an approval."""
     assert [one.name for one in TOOLS if one.reads_only] == ["look_up"]
