@@ -39,7 +39,7 @@ from agentloop.lab._checks import Judge, RunCheck, Score, judge_by
 from agentloop.lab._copies import ClosedSession
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._recorded_errors import is_rebuilt
-from agentloop.lab._recording import Recording, count_stops, holds_hidden
+from agentloop.lab._recording import Recording, count_stops, holds_hidden, mark_secrets
 from agentloop.lab._report import LabReport
 from agentloop.lab._rows import Figures, LabRow, compare_runs
 from agentloop.lab._runs import CaseRun, read_run
@@ -446,7 +446,7 @@ async def _follow(
     last = max(one.turn for one in effects.records if not one.path)
     if effects.ended is None and recording.is_cut and effects.follows and last >= recording.turns:
         effects.ended, effects.ended_in = "cut", last  # it has come further than the log
-    after = read_run(before.name, effects.records, effects.sources)
+    after = read_run(before.name, mark_secrets(effects.records), effects.sources)
     if error is not None and after.error is None and effects.ended is None:
         after = after.replace(error=error_summary(error))
     return compare_runs(before, after, effects, repeat=number), after
@@ -491,6 +491,7 @@ async def _run_segments(
         )
         if not goes_on and not _decide(state, recording, options.verdict):
             return
+        effects.add_inputs_to(state)
         effects.records = list(state.records)
         given = state
 
@@ -499,11 +500,9 @@ async def _run_with_inputs(
     agent: Agent[Any, Any], given: Any, effects: LabEffects, common: dict[str, Any]
 ) -> RunResult[Any]:
     """Return the result of one segment that gets the recorded inputs: the run asks its model, and they come."""
-    begun = given.records if isinstance(given, RunState) else ()
-    answered = [one.turn for one in begun if isinstance(one, r.ModelResponded) and not one.path]
     async with Runner.run_streamed(agent, given, **common) as stream:
         effects.give = stream.add_input
-        await effects.add_inputs(max(answered, default=0))
+        await effects.add_first_inputs()
         async for _ in stream:
             pass
     return stream.result

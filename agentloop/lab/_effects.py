@@ -56,6 +56,7 @@ from agentloop.lab._stub import draw_value
 from agentloop.lab._watch import watch
 from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.outcomes import SUCCESSES, CallOutcome
+from agentloop.state import RunState
 from agentloop.tools import ExternalBody, FunctionTool
 
 Unmatched: TypeAlias = Literal["refuse", "stub", "simulate", "live"]
@@ -90,8 +91,10 @@ class Results(Value, frozen=True, eq=False):
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Any:
         """Wait for them."""
-        self.effects.note_own_source()
+        path = self.effects.note_own_source()
         await self.effects.add_results()
+        if not path:
+            await self.effects.add_late_inputs()
         return ()
 
 
@@ -223,9 +226,11 @@ class LabEffects:
         """A source that keeps a turn from its beginning until the results are there that had come by then."""
         return (Results(self),)
 
-    def note_own_source(self) -> None:
-        """Note that the current task asks the lab's own source: the log doesn't tell of that."""
-        self._own_sources.add(self._sources_asked.pop(anyio.get_current_task().id))
+    def note_own_source(self) -> Path:
+        """Note that the current task asks the lab's own source: the log doesn't tell of that. Return the run's path."""
+        asked = self._sources_asked.pop(anyio.get_current_task().id)
+        self._own_sources.add(asked)
+        return asked[0]
 
     # -- what the log of the run needs
 
@@ -338,16 +343,57 @@ class LabEffects:
         """Let the time pass that work took which began at *began*, beside other work."""
         self._now = max(self._now, began + seconds)
 
-    async def add_inputs(self, turn: int) -> None:
+    async def add_inputs(self, turn: int, *, before: float = math.inf) -> None:
         """Give the run under way what the application had added to the recorded one by the end of *turn*.
+
+        Only what lies *before* that place in the log: what came behind a result is shown behind it.
 
         Raises:
             InputRefusedError: the run has no turn left.
         """
-        left = self._recording.inputs
-        while self.give is not None and left and left[0].turn <= turn:
+        left, places = self._recording.inputs, self._recording.input_places
+        while self.give is not None and left and left[0].turn <= turn and places[id(left[0])] < before:
             added = left.pop(0)
             await self.give(added.items, when=added.when, id=added.id or None, by=added.by)
+
+    def add_inputs_to(self, state: RunState) -> None:
+        """Add to *state*, which is resumed, what the application had added before it resumed the recorded run."""
+        left, places = self._recording.inputs, self._recording.input_places
+        resumed = sum(isinstance(one, r.RunResumed) and not one.path for one in state.records)
+        before = self._recording.find_resumption(resumed)
+        while left and left[0].turn <= self._find_answered_turn() and places[id(left[0])] < before:
+            added = left.pop(0)
+            state.add_input(added.items, when=added.when, id=added.id or None, by=added.by)
+
+    async def add_late_inputs(self) -> None:
+        """Give what was added by the end of the turn that is over, behind results of its calls."""
+        await self.add_inputs(self._find_answered_turn())
+
+    async def add_first_inputs(self) -> None:
+        """Give what was added by the end of the turn under way, as a segment begins in it, before results of its calls.
+
+        Raises:
+            InputRefusedError: as `add_inputs`.
+        """
+        turn = self._find_answered_turn()
+        await self.add_inputs(turn, before=self._find_next_result((), turn))
+
+    def _find_answered_turn(self) -> int:
+        """Return the last turn that has an answer; a fork may begin another one anew."""
+        answers = (one.turn for one in reversed(self.records) if isinstance(one, r.ModelResponded) and not one.path)
+        return next(answers, 0)
+
+    def _find_next_result(self, path: Path, turn: int) -> float:
+        """Return the place of the first result of a call in this *turn* that came by its end, which comes now, too.
+
+        What came behind it waits for the next turn's begin. Infinity if there is none, or if all of them are there.
+        """
+        calls = self._recording.started_in(path, turn)
+        ended = [one for one in calls if one.result is not None and one.result.turn <= turn]
+        if not ended:
+            return math.inf
+        came = {one.call_id for one in self.records if isinstance(one, r.InputAdded) and one.path == path}
+        return min((one.result_at for one in ended if one.call_id not in came), default=math.inf)
 
     async def _await_input(self, effect: e.AwaitInput, path: Path) -> Any:
         """Let the bodies end whose results came first, as the run would end; also one that only begins now."""
@@ -366,30 +412,38 @@ class LabEffects:
         finally:
             self._awaiting.discard(path)
 
-    async def add_results(self) -> None:
+    async def add_results(self, *, before: float = math.inf, turn: int | None = None) -> None:
         """Let the bodies in the background end whose results came by now in the recorded run, and wait for that.
 
-        One after the other, in the order in which they came: a model is shown them in it.
+        Only those *before* that place in the log. One after the other, in the order in which they came, with what the
+        application had added between them, by the end of *turn*: a model is shown them in it.
         """
         known, idle = len(self.records), 0
         while idle < _PASSES:
-            late = [due for (path, _), due in self._due.items() if due.turn <= self._turns.get(path, 0)]
+            late = [due for due in self._list_late() if due.at < before]
             if not self._arriving and not self._ending and not late:
                 break
-            if late and not self._ending:
-                min(late, key=_Due.order).ready.set()
+            if late and not self._ending and (not self._arriving or idle > _PASSES // 2):
+                first = min(late, key=_Due.order)
+                await self.add_inputs(self._find_answered_turn() if turn is None else turn, before=first.at)
+                first.ready.set()
             await anyio.lowlevel.checkpoint()
             known, idle = len(self.records), idle + 1 if len(self.records) == known else 0
+
+    def _list_late(self) -> list[_Due]:
+        """Return the bodies whose results came by the turns under way."""
+        return [due for (path, _), due in self._due.items() if due.turn <= self._turns.get(path, 0)]
 
     # -- models
 
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         path, turn, began = effect.path, effect.turn, self._now
-        if not path:
-            await self.add_inputs(turn)
-        await self.add_results()
         digest = self._digest[path]
         exchange = None if self._rules.fresh else self._find_exchange(effect, digest)
+        before = math.inf if exchange is None else self._find_next_result(path, turn)
+        await self.add_results(before=before, turn=None if path else turn)
+        if not path:
+            await self.add_inputs(turn, before=before)
         if exchange is not None and not (exchange.end == "cut" and self._rules.continues):
             self.seen.append(SeenRequest(path, turn))
             if exchange.end is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -119,6 +120,12 @@ def holds_hidden(items: Iterable[Item]) -> bool:
     )
 
 
+def mark_secrets(records: Iterable[r.Record]) -> list[r.Record]:
+    """Return *records* of one run as its log has them: what is secret in them is marked."""
+    fold = RunFold(limits=_LIMITS)
+    return [fold.apply(one) for one in records]
+
+
 def count_stops(records: Iterable[r.Record]) -> int:
     """Return how many segments of the run with these *records* stopped."""
     return sum(not one.path and isinstance(one, r.RunEnded) and one.status == "stopped" for one in records)
@@ -163,6 +170,8 @@ class Recording:
     """By tool and call id."""
     inputs: list[r.InputAdded] = attrs.field(factory=list)
     """The inputs that the application added and the model was shown, as far as they aren't used, in their order."""
+    input_places: dict[int, int] = attrs.field(factory=dict)
+    """The places in the log of the inputs, by identity."""
 
     @classmethod
     def of(cls, name: str, records: Iterable[r.Record], origins: object = None) -> Recording:
@@ -184,6 +193,22 @@ class Recording:
     def withdrawn(self) -> frozenset[tuple[Path, str]]:
         """The inputs that were taken back, by path and id."""
         return frozenset((one.path, one.id) for one in self.records if isinstance(one, r.InputWithdrawn))
+
+    def find_resumption(self, number: int) -> float:
+        """Return the place in the log at which the run was resumed for the time *number*, from 0; infinity if never."""
+        places = (at for at, one in enumerate(self.records) if isinstance(one, r.RunResumed) and not one.path)
+        return next(itertools.islice(places, number, None), math.inf)
+
+    def started_in(self, path: Path, turn: int) -> list[RecordedCall]:
+        """Return the calls that were started in a turn of the run at *path*."""
+        return self._by_turn.get((path, turn), [])
+
+    @cached_property
+    def _by_turn(self) -> dict[tuple[Path, int], list[RecordedCall]]:
+        found: dict[tuple[Path, int], list[RecordedCall]] = defaultdict(list)
+        for call in itertools.chain.from_iterable(self.calls.values()):
+            found[call.path, call.turn].append(call)
+        return found
 
     @property
     def started(self) -> r.RunStarted:
@@ -323,6 +348,7 @@ class Recording:
                         done.result, done.result_at = record, at
                 case r.InputAdded(path=()) if not record.id or record.id in shown:  # an older log shows it at once
                     self.inputs.append(record)
+                    self.input_places[id(record)] = at
                 case _:
                     pass
 

@@ -172,13 +172,16 @@ def _list_other_ends(before: Sequence[CaseCall], after: Sequence[CaseCall]) -> l
     """
     left, found = list(before), list[str]()
     for call in after:
-        old = next((one for one in left if _key(one) == _key(call)), None)
-        if old is None:
+        equal = [one for one in left if _key(one) == _key(call)]
+        if not equal:
             continue
+        succeeded = call.status in SUCCESSES
+        # Of several equal calls, one with the same end: nested runs side by side may have made them in another order.
+        old = next((one for one in equal if (one.status in SUCCESSES) == succeeded), equal[0])
         left.remove(old)
         is_judged = {old.status, call.status} <= {*SUCCESSES, "failed", "rejected"}
-        if is_judged and (old.status in SUCCESSES) != (call.status in SUCCESSES):
-            output = "" if call.status in SUCCESSES or call.output is None else f": {_short(call.output)}"
+        if is_judged and (old.status in SUCCESSES) != succeeded:
+            output = "" if succeeded or call.output is None else f": {_short(call.output)}"
             found.append(f"changed: {call.tool} {call.arguments} was {old.status}, and is now {call.status}{output}")
     return found
 

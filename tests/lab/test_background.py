@@ -10,6 +10,7 @@ import pytest
 from lab.shop import read_again, state_of
 
 from agentloop import Agent, Capacity, RunConfig, Runner, StateError, ToolExecution, lab, tool
+from agentloop.config.conditions import MaxTurns
 from agentloop.records import InputAdded, InputWithdrawn, Record
 from agentloop.testing import ScriptedModel, call, say
 
@@ -183,3 +184,46 @@ async def test_an_unchanged_agent_is_the_same_however_results_came(
             report = await lab.compare(state_of(read_again(recorded.records)), digger(), run_config=fewer)
         assert [(row.verdict, row.requests, row.saw) for row in report.rows] == [("same", 0, ())]
     assert DUG == []
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("order", ["result, input", "input, result"])
+async def test_added_inputs_and_results_are_shown_in_their_order(order: str, stops: bool) -> None:
+    """Of one turn, in which the run also stops, and gets another input before it is resumed."""
+    released, streams = anyio.Event(), list[Any]()
+
+    @tool(background=True)
+    async def fetch() -> str:
+        """Fetch."""
+        await released.wait()
+        return "fetched"
+
+    @tool
+    async def add() -> str:
+        """Add an input."""
+        if order == "input, result":
+            await streams[0].add_input("more")
+        released.set()
+        while not any(isinstance(one, InputAdded) and one.call_id for one in streams[0].state.records):
+            await anyio.lowlevel.checkpoint()
+        if order == "result, input":
+            await streams[0].add_input("more")
+        return "added"
+
+    def fetcher(*steps: Any) -> Agent[Any, Any]:
+        return Agent("fetcher", model=ScriptedModel([*steps, say("Here."), say("There.")]), tools=[fetch, add])
+
+    config = RunConfig(stop_when=MaxTurns(1)) if stops else RunConfig()
+    steps = [call("fetch", {}, call_id="f"), call("add", {}, call_id="a")]
+    async with Runner.run_streamed(fetcher(steps), "go", run_config=config) as stream:
+        streams.append(stream)
+        await stream.finished()
+    result = stream.result
+    if stops:
+        state = result.to_state()
+        state.add_input("and this")
+        result = await Runner.run(fetcher(), state, run_config=config)
+    added = [one.call_id is not None for one in result.records if isinstance(one, InputAdded)]
+    assert added == [order == "result, input", order != "result, input", *([False] if stops else [])]
+    report = await lab.compare(result, fetcher(), run_config=config)
+    assert [(row.verdict, row.requests, row.saw) for row in report.rows] == [("same", 0, ())]

@@ -19,7 +19,8 @@ from agentloop import Agent, RunConfig, Runner, UserError, lab, tool
 from agentloop.guardrails import RejectContent, tool_input_guardrail
 from agentloop.items import ToolOutput
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
-from agentloop.lab import CaseRun, LabReport, Score
+from agentloop.lab import CaseCall, CaseRun, LabReport, Score
+from agentloop.lab._rows import _list_other_ends
 from agentloop.sessions import SQLiteSession
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
@@ -132,6 +133,19 @@ CHANGED_ENDS: dict[str, Any] = {
     "it is disabled": ({"tools": renamed(refund, is_enabled=lambda ctx, agent: False)}, "failed: "),
     "a guardrail": ({"tools": renamed(refund, tool_input_guardrails=[never])}, "rejected: 'Not today.'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"), [("fs", "sf", 0), ("fs", "fs", 0), ("ss", "fs", 1), ("sf", "ff", 1), ("s", "sf", 0)]
+)
+def test_equal_calls_may_come_in_another_order(before: str, after: str, changes: int) -> None:
+    """As where nested runs stand side by side: what counts is how many of them succeed."""
+
+    def made(ends: str) -> list[CaseCall]:
+        statuses = {"f": "failed", "s": "succeeded"}
+        return [CaseCall(tool="t", arguments="{}", status=statuses[end]) for end in ends]
+
+    assert len(_list_other_ends(made(before), made(after))) == changes
 
 
 @pytest.mark.parametrize("edit", CHANGED_ENDS)

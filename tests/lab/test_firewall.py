@@ -36,7 +36,7 @@ from agentloop.guardrails import (
 )
 from agentloop.items import UserMessage
 from agentloop.journal import MemoryJournal
-from agentloop.records import CallSettled, GuardrailSettled, ModelRequested
+from agentloop.records import CallSettled, GuardrailSettled, ModelRequested, RunEnded
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 from agentloop.tools import HostedTool
 
@@ -518,6 +518,31 @@ async def test_input_that_was_added_later_is_added_at_the_same_point() -> None:
     model = ScriptedModel([])
     report = await lab.compare(result, make_agent(model))
     assert (report.rows[0].verdict, report.rows[0].requests) == ("same", 0)
+
+
+async def test_a_secret_answer_of_the_labs_run_is_shown_nowhere() -> None:
+    """Its record is marked as that of any run, so reports mask it and journals of branches seal it."""
+    secret = "swordfish-4711"
+
+    @tool(secret_output=True)
+    async def tell() -> str:
+        """Tell the word."""
+        return secret
+
+    def teller(*steps: Any) -> Agent[Any, Any]:
+        model = ScriptedModel([*steps])
+        return Agent("teller", model=model, tools=[tell], tool_use_behavior="stop_on_first_tool")
+
+    result = await Runner.run(teller(call("tell", {}, call_id="t")), "go")
+    assert result.final_output == secret
+    report = await lab.compare(result, teller())
+    assert [(row.verdict, row.requests) for row in report.rows] == [("same", 0)]
+    made = await lab.fork(result, teller(), at=1, branches=[lab.Branch()])
+    [branch] = made.branches
+    assert secret not in str(report) + report.to_json() + report.to_junit() + str(made) + made.to_html() + branch.answer
+    ended = branch.records[-1]
+    assert isinstance(ended, RunEnded)
+    assert ended.secret
 
 
 @pytest.mark.parametrize("stops", [1, 2, 3])
