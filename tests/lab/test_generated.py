@@ -1,11 +1,14 @@
 """Generated runs, of everything that worlds may have, followed by the lab: handoffs, nested runs, guardrails, approvals
-over several segments, faults, timeouts, and cancellations at any moment."""
+over several segments, faults, timeouts, and cancellations at any moment; calls in the background, and answers of the
+application."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from exploration.answers import draw_answers
+from exploration.background import draw_background
 from exploration.generators import GeneratorConfig, Seeded, draw_world
 
 from agentloop import RunState, lab
@@ -25,18 +28,17 @@ def drawn(seed: int) -> World:
     return World(**fields, order=order, cancel=cancel, tape=draw_tape(chance))
 
 
-def recorded(seed: int) -> tuple[RunState, Any] | None:
+def recorded(world: World) -> tuple[RunState, Any] | None:
     """Return a recorded run and its configuration; None if it was cancelled before its first record.
 
     Its models were those of the simulation, so the log doesn't say which ones the agents have.
     """
-    world = drawn(seed)
     done = run_one(world, backend="asyncio", streamed=False)
     if not done.records:
         return None
     made: Any = world.agent
     records = [one.replace(model=None) if isinstance(one, ModelRequested) else one for one in done.records]
-    return RunState(made(), records), world.options["run_config"]
+    return RunState(made(), records), world.options.get("run_config")
 
 
 FIRST = range(0, 100, 10)
@@ -45,7 +47,16 @@ FIRST = range(0, 100, 10)
 @pytest.fixture(scope="module")
 def runs() -> dict[int, Any]:
     """The recorded runs by seed, made outside of any event loop."""
-    return {seed: found for seed in range(100) if (found := recorded(seed)) is not None}
+    return {seed: found for seed in range(100) if (found := recorded(drawn(seed))) is not None}
+
+
+FURTHER: dict[str, Any] = {"background": draw_background, "answers": draw_answers}
+
+
+@pytest.fixture(scope="module")
+def further() -> dict[str, list[Any]]:
+    """Recorded runs by their source."""
+    return {name: [recorded(draw(Seeded(seed))) for seed in range(60)] for name, draw in FURTHER.items()}
 
 
 @pytest.mark.slow
@@ -63,5 +74,16 @@ async def test_a_generated_run_is_the_same_without_a_request(first: int, runs: d
         if seed not in runs:
             continue
         state, config = runs[seed]
+        (row,) = (await lab.compare(state, state.agent, run_config=config, recorded_guards=True)).rows
+        assert (row.verdict, row.saw, row.requests, row.refused) == ("same", (), 0, 0), f"seed {seed}: {row.why}"
+
+
+@pytest.mark.parametrize("source", FURTHER)
+async def test_results_and_answers_come_as_they_came(source: str, further: dict[str, list[Any]]) -> None:
+    """A model is shown the results of background calls in the turns and the order in which it was."""
+    for seed, found in enumerate(further[source]):
+        if found is None or found[0].status == "failed":  # how far the call beside a failed one came is up to the loop
+            continue
+        state, config = found
         (row,) = (await lab.compare(state, state.agent, run_config=config, recorded_guards=True)).rows
         assert (row.verdict, row.saw, row.requests, row.refused) == ("same", (), 0, 0), f"seed {seed}: {row.why}"
