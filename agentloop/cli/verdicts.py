@@ -103,13 +103,7 @@ class _RunsOfJob:
         waiting = await self.list_waiting()
         path, given, name = self._find_call(waiting, call)
         async with FileJournal(path) as journal:
-            if not await journal.try_lock():  # before the state is read, so that nothing is written between the two
-                raise self.folder.refusal(
-                    f"{exact(name)}: its run is under way in another process, which has its journal"
-                )
-            state = _state_of((await state_from_journal(journal)).records)
-            _give(self.folder.refusal, state, given, give, waiting)
-            await state.append_to(journal)
+            await _give_in(journal, self.folder.refusal, name, given, give, waiting)
         return name, sum(one.name != name for one in waiting)
 
     async def say_what_follows(self) -> str:
@@ -163,11 +157,7 @@ class _RunsInFiles:
         found = _find_waiting(self._refusal, waiting, call)
         given, name = (call, call) if found is None else (found.request, found.name)
         async with self._open(*self._find_journal(call, None if found is None else found.run)) as journal:
-            if isinstance(journal, FileJournal) and not await journal.try_lock():
-                raise self._refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
-            state = _state_of((await state_from_journal(journal)).records)
-            _give(self._refusal, state, given, give, waiting)
-            await state.append_to(journal)
+            await _give_in(journal, self._refusal, name, given, give, waiting)
         return name, sum(one.name != name for one in waiting)
 
     async def say_what_follows(self) -> str:
@@ -440,6 +430,27 @@ def _give(
     except StateError as error:
         text = str(error).replace(REPLACE_HINT, REPLACE_HINT.replace("replace=True", "--replace"))
         raise refusal(f"{text} (those that wait: {_format_names(waiting)})") from None
+
+
+async def _give_in(
+    journal: FileJournal | SQLiteJournal,
+    refusal: Callable[[str], UserError],
+    name: str,
+    given: Interruption | str,
+    give: Verdict,
+    waiting: list[WaitingCall],
+) -> None:
+    """Give what *give* gives on the call *given*, whose full name is *name*, in the *journal* of its run.
+
+    Raises:
+        UserError: another process has the journal; or as `_give`.
+    """
+    # Locked before the state is read, so that nothing is written between the two.
+    if isinstance(journal, FileJournal) and not await journal.try_lock():
+        raise refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
+    state = _state_of((await state_from_journal(journal)).records)
+    _give(refusal, state, given, give, waiting)
+    await state.append_to(journal)
 
 
 def _find_waiting(refusal: Callable[[str], UserError], waiting: list[WaitingCall], call: str) -> WaitingCall | None:
