@@ -39,7 +39,7 @@ from agentloop.lab._checks import Judge, RunCheck, Score, judge_by
 from agentloop.lab._copies import ClosedSession
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._recorded_errors import is_rebuilt
-from agentloop.lab._recording import Recording, count_stops, holds_hidden, mark_secrets
+from agentloop.lab._recording import Recording, count_stops, holds_hidden
 from agentloop.lab._report import LabReport
 from agentloop.lab._rows import Figures, LabRow, compare_runs
 from agentloop.lab._runs import CaseRun, read_run
@@ -446,7 +446,7 @@ async def _follow(
     last = max(one.turn for one in effects.records if not one.path)
     if effects.ended is None and recording.is_cut and effects.follows and last >= recording.turns:
         effects.ended, effects.ended_in = "cut", last  # it has come further than the log
-    after = read_run(before.name, mark_secrets(effects.records), effects.sources)
+    after = read_run(before.name, effects.records, effects.sources)
     if error is not None and after.error is None and effects.ended is None:
         after = after.replace(error=error_summary(error))
     return compare_runs(before, after, effects, repeat=number), after
@@ -471,7 +471,7 @@ async def _run_segments(
 ) -> None:
     """Run the candidate, and give the recorded verdicts between its segments, and the inputs meanwhile."""
     common: dict[str, Any] = {
-        "run_config": candidate.config,
+        "run_config": attrs.evolve(candidate.config, instruments=(effects,)),
         "context": None if options.context is None else options.context(),
         "max_turns": recording.max_turns,
         "session": ClosedSession() if recording.started.shown is not None else None,

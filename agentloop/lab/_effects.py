@@ -35,6 +35,7 @@ import attrs
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.values import Value
+from agentloop.abc import Instrument
 from agentloop.abc import effects as e
 from agentloop.context import RunContext
 from agentloop.exceptions import UserError, UserValueError
@@ -151,7 +152,7 @@ class SeenRequest:
     asked: bool = False
 
 
-class LabEffects:
+class LabEffects(Instrument):
     """The effects of one run in the lab, in place of the application's. Made for one run; not thread-safe.
 
     Attributes:
@@ -261,8 +262,11 @@ class LabEffects:
                 record = self._take_result(record, call_id)
             case _:
                 pass
-        self.records.append(record)
         return record
+
+    def on_record(self, record: r.Record) -> None:
+        """Keep *record* as the log has it: what is secret in it is marked."""
+        self.records.append(record)
 
     def _take_outcome(self, settled: r.CallSettled) -> r.CallSettled:
         """Return *settled* with the recorded outcome, unless the candidate's own code decided otherwise."""
@@ -351,18 +355,16 @@ class LabEffects:
         Raises:
             InputRefusedError: the run has no turn left.
         """
-        left, places = self._recording.inputs, self._recording.input_places
-        while self.give is not None and left and left[0].turn <= turn and places[id(left[0])] < before:
-            added = left.pop(0)
-            await self.give(added.items, when=added.when, id=added.id or None, by=added.by)
+        if (give := self.give) is None:
+            return
+        for added in self._recording.take_inputs(turn, before):
+            await give(added.items, when=added.when, id=added.id or None, by=added.by)
 
     def add_inputs_to(self, state: RunState) -> None:
         """Add to *state*, which is resumed, what the application had added before it resumed the recorded run."""
-        left, places = self._recording.inputs, self._recording.input_places
         resumed = sum(isinstance(one, r.RunResumed) and not one.path for one in state.records)
         before = self._recording.find_resumption(resumed)
-        while left and left[0].turn <= self._find_answered_turn() and places[id(left[0])] < before:
-            added = left.pop(0)
+        for added in self._recording.take_inputs(self._find_answered_turn(), before):
             state.add_input(added.items, when=added.when, id=added.id or None, by=added.by)
 
     async def add_late_inputs(self) -> None:

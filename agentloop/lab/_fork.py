@@ -47,7 +47,7 @@ from agentloop.lab._copies import ClosedSandboxes
 from agentloop.lab._edits import Edit, edit_records
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._fork_tree import Fork, ForkedRun, Origin
-from agentloop.lab._recording import Recording, mark_secrets
+from agentloop.lab._recording import Recording
 from agentloop.lab._runs import read_run
 from agentloop.models.registry import Providers
 from agentloop.state import RunState, apply_checked, check_goes_on
@@ -379,8 +379,8 @@ async def _run_branch(
         error = wrong
     else:
         error = await run_behind(candidate, recording, attrs.evolve(common, rules=rules), effects, state)
-    records = mark_secrets(effects.records)
-    run, own = read_run(branch.name, records, effects.sources), records[len(begun) :]
+    run = read_run(branch.name, effects.records, effects.sources)
+    own = effects.records[len(begun) :]
     why = None if error is None or run.error is not None else error_summary(error)
     if effects.ended is not None:
         reasons = {"secret": "the log hides a secret", "kept": "the provider kept the earlier conversation"}

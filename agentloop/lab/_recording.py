@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -120,12 +120,6 @@ def holds_hidden(items: Iterable[Item]) -> bool:
     )
 
 
-def mark_secrets(records: Iterable[r.Record]) -> list[r.Record]:
-    """Return *records* of one run as its log has them: what is secret in them is marked."""
-    fold = RunFold(limits=_LIMITS)
-    return [fold.apply(one) for one in records]
-
-
 def count_stops(records: Iterable[r.Record]) -> int:
     """Return how many segments of the run with these *records* stopped."""
     return sum(not one.path and isinstance(one, r.RunEnded) and one.status == "stopped" for one in records)
@@ -193,6 +187,11 @@ class Recording:
     def withdrawn(self) -> frozenset[tuple[Path, str]]:
         """The inputs that were taken back, by path and id."""
         return frozenset((one.path, one.id) for one in self.records if isinstance(one, r.InputWithdrawn))
+
+    def take_inputs(self, turn: int, before: float) -> Iterator[r.InputAdded]:
+        """Yield the inputs that were added by the end of *turn* and lie *before* that place; each is used then."""
+        while self.inputs and self.inputs[0].turn <= turn and self.input_places[id(self.inputs[0])] < before:
+            yield self.inputs.pop(0)
 
     def find_resumption(self, number: int) -> float:
         """Return the place in the log at which the run was resumed for the time *number*, from 0; infinity if never."""
